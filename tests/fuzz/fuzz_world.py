@@ -48,6 +48,7 @@ class World:
             SIMoE, which is the last.
         sparse: checkpoints of `SPARSE`.
         soup: the shared weights of a soup of two experts, which the registry has as `mix`.
+        mixture: a model of a family whose layers the registry does not know.
         receipt: of an expert that was opted out.
         text: plain text; `talk` conversations.
         scratch: where an input is written; emptied after each.
@@ -68,6 +69,8 @@ class World:
         (self.counted / "chat_template.jinja").write_text(TEMPLATE)
         counts = replace(SETTINGS, sites="counts")
         collect_to(self.counted, self.counted, data=[self.talk], settings=counts, keep_calibration=True)
+        mixture = make_model("mixtral", 100, num_local_experts=2)
+        self.mixture = save_checkpoint(mixture, root / "mixture", tokenizer)
         self.adapter = train(base, root / "adapter", target_modules=LINEAR)
         told: dict[str, Any] = {"settings": SETTINGS, "keep_calibration": True}
         with Registry(self.home) as registry:
@@ -141,6 +144,7 @@ class World:
             "hetero": ([EXPERTS[0], WIDE], Recipe(to="hetero", routing_tokens=2), None),
             "families": ([EXPERTS[0], WIDE], Recipe(to="ensemble"), None),
             "simoe": (SPARSE, Recipe(to="simoe"), "base"),
+            "adapters": (EXPERTS, Recipe(to="adapters", rank=2), "base"),
         }
         for name, (experts, recipe, beside) in recipes.items():
             registry.compose(experts, folder / name, recipe, base=beside)

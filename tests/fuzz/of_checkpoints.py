@@ -41,8 +41,9 @@ def index(world: World, draw: Draw) -> Act:
 
 def config(world: World, draw: Draw) -> Act:
     """Return a look at a config.json that was changed."""
-    folder = _with_changed(world, draw, draw.choice((world.bare, world.carried)), "config.json")
-    if draw.random() < 0.6:
+    given = draw.choice((world.bare, world.carried, world.mixture))
+    folder = _with_changed(world, draw, given, "config.json")
+    if given is world.mixture or draw.random() < 0.6:
         return checked(world, draw, folder)
     words = [world.text] if draw.random() < 0.5 else []  # without, the expert writes its own text
     return lambda: collect_to(folder, world.scratch / "out", data=words, settings=SETTINGS)

@@ -128,7 +128,7 @@ def context(world: World, draw: Draw) -> Act:
 
 
 def ensemble(world: World, draw: Draw) -> Act:
-    """Return an evaluation of an ensemble or a SIMoE of whose config.json a key of its own was changed."""
+    """Return an evaluation of an ensemble, a SIMoE or adapters of whose config.json a key of its own was changed."""
     whole = draw.choice([folder for folder in world.later if b'"members"' in (folder / "config.json").read_bytes()])
     folder = world.copy(whole)
     config = json.loads((whole / "config.json").read_bytes())
@@ -148,6 +148,7 @@ ENSEMBLE_KEYS = {
     *("member_configs", "input_projectors", "output_projectors", "lead", "tie_word_embeddings"),
     *("logit_scale", "logits_scaling", "final_logit_softcapping"),
     *("interpolated_layers", "prompt_tokens", "num_hidden_layers"),
+    *("adapted_layers", "adapted_kinds", "adapted_vectors", "context_window", "context_fast", "context_alarm"),
 }
 
 
