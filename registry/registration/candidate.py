@@ -23,7 +23,6 @@ from registry.io.untrusted import is_folder
 from registry.names.resolve import check_name_is_free
 from registry.progress import remark
 from registry.registration.lineage import Relation, WeightSamples, confirm_related, relations_of, weights_of_checkpoint
-from registry.registration.without_table import check_without_table
 from registry.statistics.settings import PassSettings, on_cluster
 from registry.workspace import Workspace
 
@@ -96,10 +95,8 @@ def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterat
         progress=workspace.progress,
     ) as checkpoint:
         settings = on_cluster(request.settings or PassSettings(), workspace.cluster)
-        if not checkpoint.family.has_table:
-            is_expert = request.kind == "expert" and request.name is not None
-            settings = settings if is_expert else replace(settings, sites=COUNTS)
-            check_without_table(checkpoint, settings, is_expert=is_expert, progress=workspace.progress)
+        if not checkpoint.family.has_table and (request.kind == "base" or request.name is None):
+            settings = replace(settings, sites=COUNTS)
         annotations, manifest = request.annotations, None
         if request.kind == "expert" and request.name is not None:
             manifest = read_manifest(checkpoint.folder)

@@ -25,7 +25,7 @@ from registry.registration.candidate import Candidate, RegistrationRequest, open
 from registry.registration.expert_overlap import ExpertOverlap, overlaps, pack, summarise
 from registry.registration.lineage import Relation, equal_mlps, pack_weights
 from registry.registration.summary_store import keep_summary
-from registry.registration.without_table import NOTE
+from registry.registration.without_table import NOTE, check_without_table
 from registry.statistics.collect import (
     carried_statistics,
     collect,
@@ -71,6 +71,8 @@ def register_checkpoint(workspace: Workspace, request: RegistrationRequest) -> R
 def register_candidate(workspace: Workspace, candidate: Candidate) -> Registration:
     """Register a candidate as the next version of an expert or base model (errors as `Registry.add_expert`)."""
     request, manifest = candidate.request, candidate.manifest
+    is_expert = request.kind == "expert"
+    check_without_table(candidate.checkpoint, candidate.settings, is_expert=is_expert, progress=workspace.progress)
     hashed = hash_checkpoint(candidate.checkpoint, workspace.progress)
     registration = (_base if request.kind == "base" else _expert)(workspace, candidate, hashed)
     version = registration.version
@@ -389,6 +391,7 @@ def check_candidate(workspace: Workspace, candidate: Candidate) -> Check:
     (CheckpointError: NaN or infinite weights, or statistics of others; CalibrationError: no text, or NaN or infinity.)
     """
     checkpoint, settings, progress = candidate.checkpoint, candidate.settings, workspace.progress
+    check_without_table(checkpoint, settings, is_expert=False, progress=progress)
     hashed = hash_checkpoint(checkpoint, progress)
     calibration = text_calibration(checkpoint, candidate.request.data, settings, progress)
     collected = carried_statistics(hashed) if calibration is None else None

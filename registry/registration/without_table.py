@@ -1,11 +1,17 @@
 """Base models of families without a table here, and adapters of them: checked against their classes in transformers."""
 
+import torch
+from torch import nn
+
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.adapted import AdaptedCheckpoint
 from registry.errors import CheckpointError, InvalidInputError
 from registry.families.sites import COUNTS
 from registry.io.display import few
+from registry.io.torch_blocks import torch_dtype
 from registry.progress import Progress, remark
+from registry.runtime.folder_checks import check_stored_sizes
+from registry.runtime.loading import bare_model, unfilled_model
 from registry.statistics.settings import PassSettings
 
 NOTE = "its layers are not in the table of families: it is a base model of adapters, and has no other use here"
@@ -13,7 +19,7 @@ NOTE = "its layers are not in the table of families: it is a base model of adapt
 
 
 def check_without_table(checkpoint: Checkpoint, settings: PassSettings, *, is_expert: bool, progress: Progress) -> None:
-    """Check a checkpoint of a family whose layers are not known here; `is_expert` says what it is to become.
+    """Check a checkpoint, if it is of a family whose layers are not known here; `is_expert` says what it is to become.
 
     Raises:
         CheckpointError: an expert is no adapter, or changes something else than linear layers of its class; or a base
@@ -21,6 +27,8 @@ def check_without_table(checkpoint: Checkpoint, settings: PassSettings, *, is_ex
         InvalidInputError: an expert would be registered with statistics of its layers.
     """
     label, family = checkpoint.label, checkpoint.family
+    if family.has_table:
+        return
     unknown = f"the layers of {family.model_type!r} models are not in the table of families"
     if not is_expert:
         _check_tensors(checkpoint, progress)
@@ -36,12 +44,6 @@ def check_without_table(checkpoint: Checkpoint, settings: PassSettings, *, is_ex
 
 
 def _check_tensors(checkpoint: Checkpoint, progress: Progress) -> None:
-    import torch
-
-    from registry.io.torch_blocks import torch_dtype
-    from registry.runtime.folder_checks import check_stored_sizes
-    from registry.runtime.loading import unfilled_model
-
     label, name = checkpoint.label, checkpoint.family.class_name
     check_stored_sizes(checkpoint.folder, [checkpoint.config], f"{label}/config.json")
     tensors = {
@@ -59,10 +61,6 @@ def _check_tensors(checkpoint: Checkpoint, progress: Progress) -> None:
 
 
 def _check_changes(checkpoint: AdaptedCheckpoint) -> None:
-    from torch import nn
-
-    from registry.runtime.loading import bare_model
-
     model = bare_model(checkpoint.folder)
     head = model.get_output_embeddings() if model.config.tie_word_embeddings else None
     linear = {f"{name}.weight" for name, part in model.named_modules() if type(part) is nn.Linear and part is not head}
