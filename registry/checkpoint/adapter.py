@@ -319,6 +319,17 @@ class Merged:
         self.adapter, self.base, self.changes = adapter, base, adapter.check(base)
         self.shapes = {name: adapter.shape(self.changes.get(name, {}), shape) for name, shape in base.shapes.items()}
 
+    def is_low_rank(self, name: str) -> bool:
+        """Tell whether the change of a tensor is a low-rank one alone.
+
+        Beside that of an embedding or a head PEFT saves the base's own weight, which is read and compared.
+        """
+        parts, adapter = self.changes[name], self.adapter
+        if "whole" not in parts or parts.keys() <= {"whole", "head"}:
+            return "whole" not in parts
+        own, base = read_tensor(adapter.tensors[adapter.names[parts["whole"]]]), read_tensor(self.base.source(name))
+        return own.shape == base.shape and bool((own.float() == base.float()).all())
+
     def source(self, name: str) -> ArraySource:
         """Return one tensor as blocks of rows (errors as `Adapter.merged`, while it is read)."""
         source = self.base.source(name)

@@ -117,7 +117,8 @@ def _trained(member: Member) -> Iterator[tuple[str, Change]]:
     """Yield each matrix that an adapter has a low-rank change of, with that."""
     adapter = member.merged.adapter
     for target, parts in member.merged.changes.items():
-        if parts.keys() in _LORA or parts.keys() == _EMBEDDING:
+        low_rank = parts.keys() - {"whole"}
+        if (low_rank in _LORA or low_rank == _EMBEDDING) and member.merged.is_low_rank(target):
             kind, prefix = adapter.kind(parts), "" if "A" in parts else "embedding_"
             dtypes = {member.link(ADAPTER, adapter.names[parts[f"{prefix}{part}"]]).dtype for part in "AB"}
             dtype = dtypes.pop() if len(dtypes) == 1 else "float32"  # which holds the others exactly

@@ -64,7 +64,8 @@ def _check_changes(checkpoint: AdaptedCheckpoint) -> None:
     model = bare_model(checkpoint.folder)
     head = model.get_output_embeddings() if model.config.tie_word_embeddings else None
     linear = {f"{name}.weight" for name, part in model.named_modules() if type(part) is nn.Linear and part is not head}
-    wrong = [name for name, parts in checkpoint.merged.changes.items() if name not in linear or "whole" in parts]
+    merged = checkpoint.merged
+    wrong = [name for name in merged.changes if name not in linear or not merged.is_low_rank(name)]
     if wrong:
         raise CheckpointError(
             f"{checkpoint.label} changes {few(wrong)}, and of {checkpoint.family.class_name} low-rank changes of "

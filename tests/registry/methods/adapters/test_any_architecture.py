@@ -29,7 +29,7 @@ from tests.registry.methods.adapters.test_compose_adapters import (
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 8}
 MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 CASES: dict[str, tuple[dict[str, Any], list[str]]] = {  # what is changed of the sizes, and the adapter's target_modules
-    "mixtral": ({"num_local_experts": 4}, ["q_proj", "v_proj", "o_proj"]),
+    "mixtral": ({"num_local_experts": 4}, ["q_proj", "v_proj", "o_proj", "lm_head"]),
     "qwen3_moe": ({"num_experts": 4, **MIXTURE}, ["q_proj", "o_proj"]),
     "mamba2": ({"num_heads": 4, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 8}, ["in_proj"]),
     "bamba": ({"attn_layer_indices": [1], **MAMBA}, ["q_proj", "in_proj", "down_proj"]),

@@ -152,6 +152,21 @@ def test_families_have_the_logits_of_peft(
             assert torch.equal(logits(model), peft_logits(base, tmp_path / name))
 
 
+@pytest.mark.parametrize("name", ["embed_tokens", "lm_head"])
+def test_what_peft_saves_of_the_base_beside_a_change_is_none(name: str, zoo: Zoo, tmp_path: Path) -> None:
+    """An embedding, or a head, that was trained at low rank is saved with the base's own weight."""
+    adapter = train(zoo.base, tmp_path / "code", target_modules=["q_proj", name])
+    saved = load_file(adapter / "adapter_model.safetensors")
+    assert any(key.endswith(f"{name}.base_layer.weight") for key in saved)
+    with Registry(tmp_path / "home") as registry:
+        registry.add_base("base", zoo.base)
+        registry.add_expert("code", adapter, base="base", data=[zoo.train["code"]], settings=COUNTS)
+        registry.compose(["code"], tmp_path / "out", TO)
+    expected = peft_logits(zoo.base, adapter)
+    torch.testing.assert_close(logits(loaded(tmp_path / "out")), expected, **CLOSE)
+    assert float((expected - logits(loaded(zoo.base))).abs().max()) > 1e-2
+
+
 def test_tokens_are_routed_by_the_text_so_far(model: Any, registry: Registry, zoo: Zoo) -> None:
     evidence, limits = model.evidence.double(), model.thresholds.double()
     real, past = torch.ones_like(IDS, dtype=torch.bool), torch.arange(IDS.shape[1], dtype=torch.float64)
