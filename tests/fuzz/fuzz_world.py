@@ -143,8 +143,8 @@ class World:
             "vectors": (EXPERTS, vectors, "base"),
             "hetero": ([EXPERTS[0], WIDE], Recipe(to="hetero", routing_tokens=2), None),
             "families": ([EXPERTS[0], WIDE], Recipe(to="ensemble"), None),
-            "simoe": (SPARSE, Recipe(to="simoe"), "base"),
             "adapters": (EXPERTS, Recipe(to="adapters", rank=2), "base"),
+            "simoe": (SPARSE, Recipe(to="simoe"), "base"),  # the last one, which `_opened` looks for
         }
         for name, (experts, recipe, beside) in recipes.items():
             registry.compose(experts, folder / name, recipe, base=beside)
