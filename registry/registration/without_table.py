@@ -5,7 +5,7 @@ from torch import nn
 
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.adapted import AdaptedCheckpoint
-from registry.errors import CheckpointError, InvalidInputError
+from registry.errors import CheckpointError, InvalidInputError, first_line
 from registry.families.sites import COUNTS
 from registry.io.display import few
 from registry.io.torch_blocks import torch_dtype
@@ -50,7 +50,13 @@ def _check_tensors(checkpoint: Checkpoint, progress: Progress) -> None:
         key: torch.empty(shape, dtype=torch_dtype(checkpoint.dtype_of(key)), device="meta")
         for key, shape in checkpoint.shapes.items()
     }
-    info = unfilled_model(checkpoint.folder, tensors)
+    try:
+        info = unfilled_model(checkpoint.folder, tensors)
+    except CheckpointError:
+        raise
+    except Exception as error:  # transformers raises many kinds
+        problem = f"{label}: {name} does not take its tensors: {first_line(error)}"
+        raise CheckpointError(problem, "save the checkpoint again, whole") from error
     if info is None:
         remark(progress, f"{label} is not compared with {name}: pip install accelerate, and it will be")
         return
