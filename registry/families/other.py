@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from registry.errors import UnsupportedFamilyError, first_line
-from registry.families.family import Attention, Family, Shapes, Translation
+from registry.families.family import Family, Shapes, Translation
 from registry.hosts.architecture import SIZES, Architecture
 
 _APART = ("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "use_cache")
@@ -66,9 +66,6 @@ class Other(Family):
 
     def mlp_layer(self, architecture: Architecture) -> Shapes:
         return {}
-
-    def attention(self, architecture: Architecture) -> Attention:
-        return Attention((), "")
 
     def layer_matrices(self, architecture: Architecture) -> tuple[str, ...]:
         return ()
