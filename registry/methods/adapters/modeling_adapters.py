@@ -67,8 +67,8 @@ class Tokens:
     """The expert of each token of the call that runs.
 
     Attributes:
-        groups: (e, numbers of its tokens among the T) for each expert that has some; with None for the numbers where
-            all tokens have one expert.
+        groups: (e, numbers of its tokens among the T) for each expert that has some: None where all tokens have one
+            expert, a slice for each run of its tokens where the runs are few, so that no row is copied.
         length: S; of the head's, the number of those that it is asked for.
         count: T, of as many.
     """
@@ -79,11 +79,16 @@ class Tokens:
 
     def choose(self, chosen):
         """Set the expert of each token, (B, S) int64."""
-        experts, self.length, self.count = chosen.unique().tolist(), chosen.shape[1], chosen.numel()
+        flat, self.length = chosen.flatten(), chosen.shape[1]
+        runs, counts = (found.tolist() for found in flat.unique_consecutive(return_counts=True))
+        experts, ends = sorted(set(runs)), [0, *accumulate(counts)]
+        self.count = ends[-1]
         if len(experts) == 1:
             self.groups = [(experts[0], None)]
+        elif len(runs) <= 2 * len(experts):
+            self.groups = [(e, slice(*pair)) for e, *pair in zip(runs, ends, ends[1:], strict=False)]
         else:
-            self.groups = [(e, (chosen.flatten() == e).nonzero()[:, 0]) for e in experts]
+            self.groups = [(e, (flat == e).nonzero()[:, 0]) for e in experts]
 
 
 class LowRank:
@@ -125,12 +130,17 @@ class LowRank:
             if tokens is None:
                 y.add_(self._change(layer, expert, x, y))
                 return
-            tokens, flat = tokens.to(x.device), y.view(-1, y.shape[-1])
+            flat, is_run = y.view(-1, y.shape[-1]), isinstance(tokens, slice)
             if len(flat) != self.tokens.count:
                 raise ValueError(f"a layer gets {len(flat)} rows for {self.tokens.count} tokens: they have no expert")
-            rows = flat[tokens] if self.kinds[expert][2] else flat
+            tokens = tokens if is_run else tokens.to(x.device)
             own = x.reshape(-1) if embeds else x.reshape(-1, x.shape[-1])
-            flat.index_add_(0, tokens, self._change(layer, expert, own[tokens], rows))
+            rows = flat[tokens] if is_run or self.kinds[expert][2] else flat
+            change = self._change(layer, expert, own[tokens], rows)
+            if is_run:
+                rows.add_(change)
+            else:
+                flat.index_add_(0, tokens, change)
 
     def _change(self, layer, expert, x, y):
         """Return what an expert adds to y, (..., O), in its dtype; only DoRA needs the values of y."""
@@ -148,7 +158,7 @@ class LowRank:
             change = nn.functional.linear(inner, up) * scaling
         if dora:
             size = self.owner.lora_magnitude[self.norms[expert]]
-            plain = y if layer.bias is None else y - layer.bias
+            plain = y.clone() if layer.bias is None else y - layer.bias  # a gradient needs it, and y will change
             change = (size - 1) * plain + size * change
         return change.to(y.dtype)
 
@@ -186,6 +196,8 @@ class OwnVectors:
                 continue
             if tokens is None:
                 return self._forward(layer, own, x)
+            if isinstance(tokens, slice):
+                tokens = torch.arange(tokens.start, tokens.stop)
             tokens, x_, y_ = tokens.to(x.device), *(one.transpose(1, 2) if turned else one for one in (x, y))
             at = tokens // length, tokens % length
             y_[at] = self._forward(layer, own, x_[at][None])[0]
@@ -319,9 +331,9 @@ class AdaptersForCausalLM(DenseForCausalLM):
         named = next((name for name in CACHES if name in names), None)
         if named is None and use_cache:
             raise ValueError("in this version of transformers the model takes no cache that grows: use_cache=False")
-        if named is None:
+        if named is None and "use_cache" in names:
             kwargs["use_cache"] = False
-        elif cache is None and (self.config.use_cache if use_cache is None else use_cache):
+        elif named is not None and cache is None and (self.config.use_cache if use_cache is None else use_cache):
             cache = DynamicCache(config=self.config)
         if named is not None:
             kwargs[named] = cache

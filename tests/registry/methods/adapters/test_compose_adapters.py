@@ -7,6 +7,7 @@ product of fewer rows may be summed in another order, which is what the toleranc
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +257,8 @@ def test_generation_with_a_cache_is_that_without(model: Any, beams: int) -> None
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_training_changes_the_experts_of_the_text(model: Any, checkpointing: bool) -> None:
+@pytest.mark.parametrize("expert", [None, 0, 1])
+def test_training_changes_the_experts_of_the_text(model: Any, checkpointing: bool, expert: int | None) -> None:
     """Gradients are those of a run whose layers run once."""
     grads = []
     for again in (False, checkpointing):
@@ -264,7 +266,8 @@ def test_training_changes_the_experts_of_the_text(model: Any, checkpointing: boo
         model.zero_grad()
         if again:
             model.activation_checkpointing_enable()
-        model(input_ids=IDS, labels=IDS, use_cache=False).loss.backward()
+        with nullcontext() if expert is None else force_expert(model, expert):
+            model(input_ids=IDS, labels=IDS, use_cache=False).loss.backward()
         grads.append({name: part.grad.clone() for name, part in model.named_parameters() if part.grad is not None})
     factors = [name for name in grads[0] if "lora_A" in name]
     assert factors
