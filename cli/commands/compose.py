@@ -344,7 +344,9 @@ def _print_plan(plan: composition.Plan, fit_reads: str) -> None:
         added = f"{cost.parameters:,} parameters, {size(cost.bytes)}"
         if cost.layers:
             maps = ", one that adjusts the head" if cost.maps else ""
-            added = f"a layer that reads the text so far{maps}, and {cost.channels} channels: {added}"
+            readers = cost.layers - cost.maps
+            read = "a layer that reads" if readers == 1 else f"{readers} layers that read"
+            added = f"{read} the text so far{maps}, and {cost.channels} channels: {added}"
         elif cost.maps:
             added = f"head maps, {added}"
         rows += [("context routing adds", added)]

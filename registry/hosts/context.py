@@ -1,6 +1,6 @@
 """The context layer of a host: attention that averages the evidence of the text so far, for every router to read.
 
-A composition of E experts, hidden size H and L layers becomes one of hidden size H′ = H + W and L + 1 layers (L + 2
+A composition of E experts, hidden size H and L layers becomes one of hidden size H′ = H + W and L + 1 layers (one more
 with head maps, see `head_map`), which computes the same function of the same stream and routes by the mean evidence of
 the recent text:
 
@@ -18,7 +18,8 @@ the recent text:
 *Heads.* One channel of a head's values holds the evidence of one expert, and one the constant: E + 1 channels are
 n = ⌈(E + 1) / d⌉ heads of d channels, one after the other. Each window has n heads of keys and values of its own where
 there are 2n; where there are fewer, the query heads of one group read the same values with a window each, through keys
-that serve both; where each query head has values of its own, there is the slow window alone (`most_experts`).
+that serve both; where each query head has values of its own, there is the slow window alone (`most_experts`). More
+experts than one layer holds are shared between several, one after the other, the last of which has the MLP.
 
 Everything else ignores the reserved channels: zero columns in what reads the stream, zero rows in what writes it. A
 norm over H′ channels divides by √(Σx²/H′ + ε′), so its weights times √(H/H′) and ε′ = ε H/H′ give the old values; the
@@ -111,6 +112,22 @@ def most_experts(architecture: Architecture, *, fast: bool) -> int:
     return heads * architecture.head_dim - 1
 
 
+def layers_of(kind: ContextAttention, architecture: Architecture, experts: int, *, fast: bool) -> list[range]:
+    """Return the experts of each context layer: all in one where they fit, with the slow window at least.
+
+    Raises:
+        ValueError: they fit into no layers; where a norm follows attention it is one, as it sees all means together.
+    """
+    most = most_experts(architecture, fast=False)
+    if experts > most and not kind.norm_after and fast:
+        most = most_experts(architecture, fast=True)
+    if most < 1 or (experts > most and kind.norm_after):
+        heads = f"{architecture.num_key_value_heads} key-value heads of {architecture.head_dim} channels"
+        raise ValueError(f"{heads} hold the evidence of at most {max(most, 0)} experts, not of {experts}")
+    size = -(-experts // -(-experts // most))
+    return [range(first, min(first + size, experts)) for first in range(0, experts, size)]
+
+
 def no_fast_window(
     kind: ContextAttention, architecture: Architecture, windows: ContextWindows, experts: int
 ) -> str | None:
@@ -120,7 +137,7 @@ def no_fast_window(
     queries and keys are brought to one length.
     """
     most, inner = most_experts(architecture, fast=True), architecture.intermediate_size
-    if experts > most:
+    if most < 1 or most < experts <= most_experts(architecture, fast=False):  # one layer, with the slow window alone
         heads = f"attention of {architecture.num_attention_heads} × {architecture.head_dim} channels"
         return f"{heads} holds two windows of the evidence of at most {max(most, 0)} experts, not of {experts}"
     if experts > inner:
@@ -162,11 +179,10 @@ class ContextLayout:
         if host.context is None:
             raise ValueError(f"{host.model_type} has no context layer")
         self._kind, self._inner, self._experts = host.context, architecture, experts
-        if experts > (most := most_experts(architecture, fast=False)):
-            heads = f"{architecture.num_key_value_heads} key-value heads of {architecture.head_dim} channels"
-            raise ValueError(f"{heads} hold the evidence of at most {most} experts, not of {experts}")
         self._fast = bool(windows.fast)
-        self._windows = _heads(self._kind, architecture, windows, -(-(experts + 1) // architecture.head_dim))
+        self._layers = layers_of(self._kind, architecture, experts, fast=self._fast)
+        heads = -(-(len(self._layers[0]) + 1) // architecture.head_dim)
+        self._windows = _heads(self._kind, architecture, windows, heads)
         self._heads = [head for heads in self._windows for head in heads]
         self._hidden = hidden = architecture.hidden_size
         self.hidden_size = hidden + reserved_channels(hidden, experts, fast=self._fast, maps=maps)
@@ -188,12 +204,13 @@ class ContextLayout:
     @property
     def architecture(self) -> Architecture:
         """The sizes of the composition with its context layer."""
-        options, layers = dict(self._inner.options), self._inner.num_hidden_layers
-        added = [0] if self._last is None else [0, layers + 1]
+        options, layers, first_layers = dict(self._inner.options), self._inner.num_hidden_layers, len(self._layers)
+        added = [*range(first_layers), *([] if self._last is None else [layers + first_layers])]
         for key, first in (("layer_types", "full_attention"), ("no_rope_layers", 1)):
             if key in options:
                 given = options[key]
-                options[key] = [first if first in given else given[0], *given, *given[-1:] * (len(added) - 1)]
+                before = [first if first in given else given[0]] * first_layers
+                options[key] = [*before, *given, *given[-1:] * (len(added) - first_layers)]
         options["rms_norm_eps"] *= self._hidden / self.hidden_size
         options[CONTEXT_LAYERS] = added
         return replace(
@@ -205,13 +222,18 @@ class ContextLayout:
         )
 
     def name(self, name: str) -> str:
-        """Return the name of a tensor of the composition without the layer: layers count from 1."""
+        """Return the name of a tensor of the composition without the layer: layers count from the context layers on."""
         layer, below = _split(name)
-        return name if layer is None else f"{LAYERS}.{layer + 1}.{below}"
+        return name if layer is None else f"{LAYERS}.{layer + len(self._layers)}.{below}"
+
+    def own_names(self, name: str) -> list[str]:
+        """Return the names of the context layers' counterparts of a tensor of layer 0; of none of any other."""
+        layer, below = _split(name)
+        return [f"{LAYERS}.{number}.{below}" for number in range(len(self._layers))] if layer == 0 else []
 
     def last_name(self, name: str) -> str:
         """Return the name of the last layer's counterpart of a tensor of a layer."""
-        return f"{LAYERS}.{self._inner.num_hidden_layers + 1}.{_split(name)[1]}"
+        return f"{LAYERS}.{self._inner.num_hidden_layers + len(self._layers)}.{_split(name)[1]}"
 
     def is_copied_last(self, name: str) -> bool:
         """Return whether a tensor is of the layer whose shapes an added last layer has."""
@@ -224,8 +246,8 @@ class ContextLayout:
         for name, tensor in trunk.items():
             number, below = _split(name)
             widened = made[self.name(name)] = self._widened(name, tensor)
-            if number == 0:
-                layer[f"{LAYERS}.0.{below}"] = self._own(below, tensor)
+            for own, experts in zip(self.own_names(name), self._layers, strict=False):
+                layer[own] = self._own(below, tensor, experts)
             if number == self._inner.num_hidden_layers - 1 and self._last is not None:
                 made[self.last_name(name)] = self._last.trunk(below, widened)
         if self._inner.tie_word_embeddings:
@@ -243,9 +265,9 @@ class ContextLayout:
         return Widened(tuple(shape), tensor, 0 if down else -1)
 
     def own_experts(self, name: str, tensor: Experts) -> Made:
-        """Return the context layer's counterpart of a tensor of layer 0's experts, which are all alike there."""
+        """Return the tensor of a context layer's experts of this name, which are all alike, given that of layer 0."""
         shape = self.experts(tensor).shape
-        if not self._fast:
+        if not self._fast or _split(name)[0] != len(self._layers) - 1:
             return Entries(shape)
         key = projection_of(name, tensor, self._hidden), shape
         if key not in self._projections:  # E² comparisons each, which all experts' tensors have in common
@@ -300,7 +322,7 @@ class ContextLayout:
 
     # -- the context layer -------------------------------------------------------------------------------------------
 
-    def _own(self, below: str, tensor: Trunk | Constant) -> Made:
+    def _own(self, below: str, tensor: Trunk | Constant, experts: range) -> Made:
         widened = self._widened(f"{LAYERS}.0.{below}", tensor)
         shape, after, means = widened.shape, self._kind.norm_after, self._means
         fast = [*self._fast_means, self._level] if self._fast else []
@@ -315,7 +337,7 @@ class ContextLayout:
                 size = MEAN / math.sqrt(self.hidden_size)
                 return Entries(shape, (*norm(means, size).entries, *norm(fast, size * _GAIN).entries), 1)
             case "post_attention_layernorm.weight":
-                if not fast:
+                if not fast or experts != self._layers[-1]:
                     return norm([], 1.0)
                 gained = norm(fast[:-1], self._shrink * _GAIN).entries
                 level = ((self._level,), self._shrink * _GAIN * LEVEL)
@@ -333,34 +355,39 @@ class ContextLayout:
                 keys = {head.key: head.keys for head in self._heads}
                 return Constant(shape, self._norm_weight(list(keys.values()), shape[0]))
             case "self_attn.v_proj.weight":
-                return Entries(shape, self._values())
+                return Entries(shape, self._values(experts))
             case "self_attn.o_proj.weight":
-                return self._output(shape)
+                return self._output(shape, experts)
         return widened if isinstance(tensor, Constant) else Constant(shape, 0.0)
 
-    def _values(self) -> tuple[tuple[tuple[int, int], float], ...]:
+    def _values(self, experts: range) -> tuple[tuple[tuple[int, int], float], ...]:
         """Return the entries of v: in the heads of keys of each window the evidence, and after it the constant."""
         size = self._inner.head_dim
         nat, constant = self._value / evidence_size(self._hidden), self._value / self._constant_size
-        channels = [*((channel, nat) for channel in self._evidence), (self._constant, constant)]
+        channels = [*((self._evidence[e], nat) for e in experts), (self._constant, constant)]
         return tuple(
             ((first * size + place, channel), weight)  # the heads of keys of a window follow one another
             for first in dict.fromkeys(heads[0].key for heads in self._windows)
             for place, (channel, weight) in enumerate(channels)
         )
 
-    def _output(self, shape: tuple[int, ...]) -> Entries:
-        """Return o: the heads of one window give the means, those of the other the fast means and their level."""
+    def _output(self, shape: tuple[int, ...], experts: range) -> Entries:
+        """Return o: the heads of one window give the means, those of the other the fast means.
+
+        The first layer's give the means of the constant too.
+        """
         size, multiplier = self._inner.head_dim, float(self._inner.options.get("residual_multiplier", 1.0))
         scale = 1.0 if self._kind.norm_after else MEAN / self._value / multiplier
         slow, *fast = [
             [head.query * size + channel for head in heads for channel in range(size)] for heads in self._windows
         ]
-        entries = [((channel, slow[e]), scale) for e, channel in enumerate(self._means)]
+        entries = [((self._means[e], slow[place]), scale) for place, e in enumerate(experts)]
         if self._fast:
-            entries += [((channel, fast[0][e]), scale) for e, channel in enumerate((*self._fast_means, self._level))]
-        if self._has_steady:  # the mean of a constant
-            entries.append(((self._steady, slow[self._experts]), scale * STEADY / MEAN))
+            entries += [((self._fast_means[e], fast[0][place]), scale) for place, e in enumerate(experts)]
+        if self._fast and experts == self._layers[0]:
+            entries.append(((self._level, fast[0][len(experts)]), scale))
+        if self._has_steady and experts == self._layers[0]:  # the mean of a constant
+            entries.append(((self._steady, slow[len(experts)]), scale * STEADY / MEAN))
         return Entries(shape, tuple(entries), 0 if self._kind.norm_after else 1)
 
     @property

@@ -72,7 +72,10 @@ def _context(cost: RoutingCost | None) -> Iterator[tuple[str, str]]:
     over = f"the recent past (exp(−distance / {cost.window:g} tokens))" if cost.window else "the whole text so far"
     brings = "bring the shared head near the expert's own; from weights and counts of tokens"
     if cost.layers:
-        yield "context layer", f"layer 0, whose attention averages evidence over {over}; no member's weights are in it"
+        last = cost.layers - cost.maps - 1
+        which, them = (f"layers 0 to {last}", "them") if last else ("layer 0", "it")
+        about = f"whose attention averages evidence over {over}; no member's weights are in {them}"
+        yield "context layer", f"{which}, {about}"
         if cost.maps:
             yield "head maps", f"layer {cost.last}, whose experts {brings}"
         yield "reserved channels", f"the last {cost.channels} of the hidden size, which hold evidence and its mean"

@@ -15,7 +15,7 @@ from registry.hosts import Constant, Experts
 from registry.hosts.context import MEAN, SHARPNESS, ContextLayout, ContextWindows, no_fast_window
 from registry.hosts.context_mlp import ALARM, compares
 from registry.hosts.head_map import holds_maps
-from registry.hosts.host import LAYERS, NORM_TOPK_PROB
+from registry.hosts.host import NORM_TOPK_PROB
 from registry.hosts.remote_code import BIASED, CONTEXT, HEAD_MAPS, REMOTE_CODE, WHOLE_SOFTMAX, routed_host
 from registry.hosts.tensors import Entries, Evidence, HeadMap, OwnHeadMap, Router, RouterBias
 from registry.maths.context.prefix import FAST
@@ -103,15 +103,14 @@ def _with_context(plan: Plan) -> Plan:
     for tensor in plan.tensors:
         name, dtype, made = tensor.name, tensor.dtype, tensor.made
         if isinstance(made, Router):
-            if made.layer == 0:
-                no_gate = Constant((len(plan.members), layout.hidden_size), 0.0)  # experts are all alike there
-                tensors.append(OutputTensor(name, dtype, no_gate, ROUTER))
+            no_gate = Constant((len(plan.members), layout.hidden_size), 0.0)  # experts are all alike there
+            tensors += [OutputTensor(own, dtype, no_gate, ROUTER) for own in layout.own_names(name)]
             tensors.append(OutputTensor(layout.name(name), dtype, layout.gate(recipe.temperature), ROUTER))
             if layout.is_copied_last(name):
                 last.append(OutputTensor(layout.last_name(name), dtype, layout.gate(recipe.temperature), ROUTER))
         elif isinstance(made, Experts):
-            if name.startswith(f"{LAYERS}.0."):
-                tensors.append(OutputTensor(name, dtype, layout.own_experts(name, made), EXPERTS))
+            for own in layout.own_names(name):
+                tensors.append(OutputTensor(own, dtype, layout.own_experts(own, made), EXPERTS))
             tensors.append(OutputTensor(layout.name(name), dtype, layout.experts(made), EXPERTS))
             if layout.is_copied_last(name):
                 last.append(OutputTensor(layout.last_name(name), dtype, layout.last_experts(name, made), EXPERTS))

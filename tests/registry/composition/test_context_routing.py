@@ -5,6 +5,7 @@ whose two best experts are not within `TIE` of one another, in nats; in 16 bits,
 `HALF_TIE` is the limit.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -85,8 +86,14 @@ SEVERAL_HEADS = {
     "windows share values, norms of all heads": Case("olmo2", "flex_olmo", narrow(6, 2)),
     "the slow window alone": Case("llama", "mixtral", narrow(3, 3)),
     "stacked experts": Case("granite", "granitemoe", narrow(8, 4)),
+    "two layers": Case("llama", "mixtral", narrow(6, 1)),
+    "two layers, norms of each head": Case(
+        "qwen3", "qwen3_moe", narrow(8, 1, channels=12, theta=10000.0, intermediate_size=256)
+    ),
+    "two layers, stacked experts": Case("granite", "granitemoe", narrow(6, 1)),
+    "two layers, the slow window alone": Case("llama", "mixtral", narrow(1, 1)),
 }
-"""Cases whose heads have fewer channels than there are experts."""
+"""Cases whose heads have fewer channels than there are experts, or all heads of a layer together."""
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -175,7 +182,7 @@ def test_every_layer_takes_the_expert_of_most_evidence(
 @pytest.mark.check(after=2)
 @pytest.mark.trust(after=4)
 @pytest.mark.parametrize("name", SEVERAL_HEADS)
-def test_several_heads_hold_the_evidence_of_more_experts_than_one_has_channels(
+def test_several_heads_and_layers_hold_the_evidence_of_more_experts_than_one_has_channels(
     name: str, tmp_path: Path, tokenizer: Any
 ) -> None:
     case = SEVERAL_HEADS[name]
@@ -190,9 +197,12 @@ def test_several_heads_hold_the_evidence_of_more_experts_than_one_has_channels(
         assert_same(chosen(load(tmp_path / "moe"), ids), plan, ids, tie)
         assert len(expected(plan, ids)[0].unique()) == len(experts)  # the test can fail: each head's are chosen
         is_slow = past_weights(plan, 80)[1] is None
-    reason = "attention of 3 × 4 channels holds two windows of the evidence of at most 3 experts, not of 5"
+        added = json.loads((tmp_path / "moe" / "config.json").read_text())["context_layers"]
+    assert (1 in added) == name.startswith("two layers")
+    heads, most = (1, 0) if name.startswith("two") else (3, 3)
+    reason = f"attention of {heads} × 4 channels holds two windows of the evidence of at most {most} experts, not of 5"
     note = f"routers have no fast window, and notice a change of subject late: {reason}"
-    assert (is_slow, note in plan.notes) == ((True, True) if name == "the slow window alone" else (False, False))
+    assert is_slow == (note in plan.notes) == name.endswith("the slow window alone")
 
 
 @pytest.mark.check

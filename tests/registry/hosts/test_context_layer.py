@@ -199,8 +199,22 @@ def test_hosts_without_a_context_layer_say_so(variant: Variant, tmp_path: Path) 
 
 
 @pytest.mark.check
-def test_more_experts_than_all_heads_have_channels_are_refused(tmp_path: Path, tokenizer: Any) -> None:
+def test_two_context_layers_change_no_expert(tmp_path: Path, tokenizer: Any) -> None:
     narrow = replace(CASES["llama"], config={"num_attention_heads": 16, "num_key_value_heads": 1})
+    with variant_of(narrow, tmp_path, tokenizer) as variant:
+        folders = pair(variant, tmp_path)
+    assert config_of(folders[1])[CONTEXT_LAYERS] == [0, 1]
+    plain, context = map(double, folders)
+    assert apart(plain, context) < EXACT
+    assert [gate.layer for gate in gates(context)] == [gate.layer for gate in gates(plain)]
+    assert all(gate.weight.any() for gate in gates(context))
+
+
+@pytest.mark.check
+def test_more_experts_than_all_heads_have_channels_are_refused_where_norms_follow(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    narrow = replace(CASES["olmo2"], config={"num_attention_heads": 16, "num_key_value_heads": 1})
     message = "1 key-value heads of 2 channels hold the evidence of at most 1 experts, not of 2"
     with variant_of(narrow, tmp_path, tokenizer) as variant:
         with pytest.raises(UnsupportedFamilyError, match=message) as raised:
