@@ -45,5 +45,6 @@ def family_of(model_type: str) -> Family:
         return family
     raise UnsupportedFamilyError(
         f"model type {model_type!r} cannot be registered: {REFUSED.get(model_type, _UNKNOWN)}",
-        f"supported are: {', '.join(sorted(FAMILIES))}",
+        f"supported are: {', '.join(sorted(FAMILIES))}; and, as base models of adapters, all other causal language "
+        "models of the installed transformers",
     )

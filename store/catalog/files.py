@@ -8,7 +8,8 @@ transaction sees the old rows any more. What is out of reach there is `BEYOND`.
 
 import sqlite3
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -141,23 +142,38 @@ def _rewrite(connection: Connection) -> str | None:
     return _vacuum(connection, ["pg_catalog.pg_statistic"])
 
 
+@contextmanager
+def _notices(connection: Connection) -> Iterator[list[str]]:
+    """Collect what the server says of the statements within; not every driver tells."""
+    driver: Any = connection.connection.driver_connection
+    said: list[str] = []
+
+    def hear(told: Any) -> None:
+        said.append(str(told.message_primary))
+
+    tells = hasattr(driver, "add_notice_handler")
+    if tells:
+        driver.add_notice_handler(hear)
+    try:
+        yield said
+    finally:
+        if tells:
+            driver.remove_notice_handler(hear)
+
+
 def _vacuum(connection: Connection, tables: list[str]) -> str | None:
     """Rewrite tables without what was deleted before this moment; return the obstacle, if any.
 
     A row stays as long as anything may see it: a session, but also what no list of sessions shows (a prepared
     transaction, a replication slot, any session of the server while it starts). So each result is looked at.
     """
-    said: list[str] = []
-    driver: Any = connection.connection.driver_connection
-    listen = getattr(driver, "add_notice_handler", None)  # without permission the server warns, and does nothing
-    if listen is not None:
-        listen(lambda told: said.append(str(told.message_primary)))
     now = connection.execute(text(_NOW)).scalar()
     end = time.monotonic() + WAIT_SECONDS
     while True:
         if not connection.execute(text(_OLDER), {"now": now}).scalar():
-            for table in tables:
-                connection.exec_driver_sql(f"VACUUM (FULL) {table}")
+            with _notices(connection) as said:  # without permission the server warns, and does nothing
+                for table in tables:
+                    connection.exec_driver_sql(f"VACUUM (FULL) {table}")
             if refused := [line for line in said if "skipping" in line or "permission denied" in line]:
                 return f"the database's owner must rewrite what its user may not: {'; '.join(refused)}"
             kept = text(_KEPT)
