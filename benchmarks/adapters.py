@@ -4,13 +4,16 @@
 
 Weights are random, of a real shape. Speed: a prompt of 512 tokens, then 32 tokens one by one, by the base model, by the
 folder of `--to adapters` as it is (text that changes its expert every 64 tokens), by the same with all tokens of one
-expert, and by PEFT with one adapter active; float32, in turn, medians. Sizes: bytes that an adapter takes in a
-registry, seconds of registering it with counts, and of composing, beside copying the base model's file. Prints a line
-of JSON.
+expert, and by PEFT with one adapter active; then a batch of 8 prompts of 64 tokens, each of another expert, by the
+same three, PEFT with `adapter_names`; float32, in turn, medians. Sizes: bytes that an adapter takes in a
+registry, seconds of registering it with counts, and of composing, beside copying the base model's folder, and copying
+it until it is on the disk, as a composed folder is; both read files that the system does not hold in memory. Prints a
+line of JSON.
 """
 
 import argparse
 import json
+import os
 import resource
 import shutil
 import statistics
@@ -44,6 +47,7 @@ SHAPES: dict[str, dict[str, int]] = {
 LINEAR = {"q_proj": "self_attn", "k_proj": "self_attn", "v_proj": "self_attn", "o_proj": "self_attn"}
 LINEAR |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp")
 PROMPT, DECODED = 512, 32
+ROWS, ROW = 8, 64  # prompts of a batch, and their tokens
 
 
 def write_adapter(folder: Path, rank: int, seed: int) -> Path:
@@ -74,23 +78,33 @@ def seconds(action: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
+def forget(folder: Path) -> None:
+    """Write what is to be written, and let the system forget what it holds of files, so that they are read again."""
+    os.sync()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def file_bytes(folder: Path) -> int:
     """Return the size of all files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 @torch.no_grad()
-def speed(model: Any, ids: torch.Tensor) -> tuple[float, float]:
-    """Return seconds of a prompt, and of the tokens after it, one by one."""
+def speed(model: Any, ids: torch.Tensor, **more: Any) -> tuple[float, float]:
+    """Return seconds of prompts, and of the 32 tokens after each, one by one."""
     found: dict[str, Any] = {}
-    prefill = seconds(lambda: found.update(output=model(input_ids=ids[:, :PROMPT], use_cache=True)))
+    prompt = ids.shape[1] - DECODED
+    prefill = seconds(lambda: found.update(output=model(input_ids=ids[:, :prompt], use_cache=True, **more)))
 
     def decode() -> None:
         output = found["output"]
-        for at in range(PROMPT, PROMPT + DECODED):
+        for at in range(prompt, prompt + DECODED):
             cache = output["cache"] if "cache" in output else output["past_key_values"]
             name = "cache" if "cache" in output else "past_key_values"
-            output = model(input_ids=ids[:, at : at + 1], use_cache=True, **{name: cache})
+            output = model(input_ids=ids[:, at : at + 1], use_cache=True, **{name: cache}, **more)
 
     return prefill, seconds(decode)
 
@@ -159,35 +173,48 @@ def main() -> None:
         figures["registry_bytes_ratio"] = round((file_bytes(scratch / "home") - before) / size, 4)
         for members in given.members:
             out = scratch / f"moe{members}"
+            forget(base)
             copied = seconds(lambda: subprocess.run(["cp", "-r", str(base), str(scratch / "copy")], check=True))
+            flushed = copied + seconds(os.sync)
             shutil.rmtree(scratch / "copy")
+            forget(scratch / "home")
             composed = seconds(partial(registry.compose, names[:members], out, Recipe(to="adapters")))
             whole = sum(path.stat().st_size for path in base.glob("*.safetensors")) + members * size
             figures[f"{members} members"] = own = {
                 "compose_s": round(composed, 2),
                 "compose_over_copy": round(composed / copied, 2),
+                "compose_over_copy_on_disk": round(composed / flushed, 2),
                 "bytes_over_base_and_factors": round(
                     sum(path.stat().st_size for path in out.glob("*.safetensors")) / whole, 4
                 ),
                 "peak_MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
             }
             if given.only != "sizes":
-                own["speed"] = compare(base, out, scratch / names[1], given.rounds)
+                own |= compare(base, out, [scratch / name for name in names[:members]], given.rounds)
             shutil.rmtree(out)
     shutil.rmtree(scratch)
     print(json.dumps(figures))
 
 
-def compare(base: Path, folder: Path, adapter: Path, rounds: int) -> Any:
-    """Return the speed of a folder of adapters beside its base model, and PEFT with one of them."""
+def compare(base: Path, folder: Path, adapters: list[Path], rounds: int) -> dict[str, Any]:
+    """Return the speed of a folder of adapters beside its base model and PEFT: of one text, and of a batch."""
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
     mixed: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
-    peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), adapter).eval()
+    dense, names = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), [path.name for path in adapters]
+    peft = PeftModel.from_pretrained(dense, adapters[1], adapter_name=names[1]).eval()
     tops = mixed.evidence.topk(8, dim=0).indices  # of each expert, the tokens that are most its own
     blocks = -(-(PROMPT + DECODED) // 64)
     ids = torch.cat([tops[:, block % tops.shape[1]].repeat(8) for block in range(blocks)])[None, : PROMPT + DECODED]
     runs = {"base": lambda ids: speed(plain, ids), "mixed": lambda ids: speed(mixed, ids)}
-    return measured(runs | {"one": forced(mixed), "peft": lambda ids: speed(peft, ids)}, ids, rounds)
+    found = {"speed": measured(runs | {"one": forced(mixed), "peft": lambda ids: speed(peft, ids)}, ids, rounds)}
+    for name, adapter in zip(names, adapters, strict=True):
+        if name != names[1]:
+            peft.load_adapter(adapter, adapter_name=name)
+    own = [number % len(names) for number in range(ROWS)]
+    batch = torch.stack([tops[:, number].repeat((ROW + DECODED) // 8) for number in own])
+    of_rows = {"adapter_names": [names[number] for number in own]}
+    found["batch"] = measured(runs | {"peft": lambda ids: speed(peft, ids, **of_rows)}, batch, rounds)
+    return found
 
 
 if __name__ == "__main__":
