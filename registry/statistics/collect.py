@@ -63,6 +63,9 @@ def text_calibration(
             remark(progress, f"{own[0].name} is read, and {some(others)} not: name all files with --data")
     tokenizer = load_tokenizer(checkpoint.folder)
     seq_len = window_size(checkpoint, settings)
+    wanted = settings.seq_len if settings.document_tokens is None else settings.document_tokens
+    if seq_len < wanted:
+        remark(progress, f"windows have {seq_len} tokens, not {wanted}: the model reads no more at once")
     take = random_places if settings.document_tokens is None else document_beginnings
     corpus = Corpus([Path(file) for file in data], tokenizer, progress)
     calibration = take(corpus, tokenizer, tokens=settings.tokens, seq_len=seq_len, seed=SEED)

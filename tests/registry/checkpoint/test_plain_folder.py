@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +169,11 @@ def test_of_several_calibration_files_the_first_is_read_and_that_is_said(
     registry.progress = told = Remarks()
     registry.add_expert("code", bare, settings=SETTINGS)
     assert "calibration.txt is read, and calibration.jsonl is not: name all files with --data" in told.sentences
+
+
+def test_a_window_longer_than_the_model_reads_is_shortened_and_that_is_said(
+    bare: Path, zoo: Zoo, registry: Registry
+) -> None:
+    registry.progress = told = Remarks()
+    registry.add_expert("code", bare, data=[zoo.train["code"]], settings=replace(SETTINGS, seq_len=4096))
+    assert "windows have 128 tokens, not 4096: the model reads no more at once" in told.sentences
