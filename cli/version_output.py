@@ -72,7 +72,8 @@ def print_registration(registration: "Registration", *, carried: bool = False) -
     lines += [f"  {line}" for line in relation_lines(registration.relations)]
     lines += [f"  {line}" for line in overlap_lines(registration.overlaps)]
     if registration.self_sampled:
-        lines.append("  no data was given, so the expert generated its own calibration text")
+        of_expert = "no data was given, so the expert generated its own calibration text"
+        lines.append("  the model wrote the text itself" if version.kind == "base" else f"  {of_expert}")
     source = ", taken from the checkpoint's statistics.safetensors" if carried else ""
     for statistics in version.statistics[:1]:
         kind = "counts of" if statistics.site == TOKEN_COUNTS else "statistics on"

@@ -132,11 +132,13 @@ class Member(VersionArrays):
                     f"{self.version.ref} has no {kind}, which {user} {verb}: it is an expert of {training.called}",
                     f"{training.lacks_statistics}{alternative}",
                 )
-        raise IncompatibleError(
-            f"{self.version.ref} has no {kind}, which {user} {verb}",
-            f"register it again with all sites: reg add-expert {self.name} CKPT --data FILE, and where CKPT carries "
-            f"statistics, collect them again first: reg collect CKPT --data FILE --out CKPT{alternative}",
-        )
+        again = f"register it again with all sites: reg add-expert {self.name} CKPT"
+        if self.is_adapter:
+            again = f"{again} --base BASE --data FILE"
+        else:
+            collect = "reg collect CKPT --data FILE --out CKPT"
+            again = f"{again} --data FILE, and where CKPT carries statistics, collect them again first: {collect}"
+        raise IncompatibleError(f"{self.version.ref} has no {kind}, which {user} {verb}", f"{again}{alternative}")
 
     def require_calibration(self, use: str, of_base: str, alternative: str = "") -> None:
         """Check that the version kept its calibration tokens (IncompatibleError: it did not).

@@ -113,7 +113,7 @@ def reproduce(session: Session, folder: Path, out: Path | None) -> None:
             f"if {folder} was changed or copied in part, copy it again"
         )
         raise click.exceptions.Exit(1)
-    next_step(evaluating([folder], [version.name for version in result.versions]))
+    next_step(evaluating([folder], [version.name for version in result.versions if version.kind == "expert"]))
 
 
 @command("reg audit-extraction checkpoints/base moe/ --data law.jsonl", headings=AUDIT)

@@ -70,7 +70,7 @@ def open_checkpoint(
                 weights = keep(weights) or weights
             if base is not None and adapter.settings.base_name not in (None, os.fspath(base)):
                 other = f"its configuration names {adapter.settings.base_name}, which is not looked at"
-                remark(progress, f"merging {label} into {base}, as asked; {other}")
+                remark(progress, f"{label} is taken as an adapter of {base}, as asked; {other}")
             holds = [weights.version.digest] if isinstance(weights, VersionArrays) else []
             merged, own = Merged(adapter, weights), scratch_folder(stack, scratch, holds, prefix="merged-")
             for note in adapter.notes:
@@ -81,10 +81,12 @@ def open_checkpoint(
                 merged.write(own / "model", progress)
                 copy_carried(folder, own / "model")
                 found = Checkpoint(own / "model", label=label, remote_code=remote_code)
-        elif base is not None:
-            raise InvalidInputError(f"{label} is a whole checkpoint: only an adapter has a base model", "drop --base")
         else:
             found = opened(folder, label)
+            if base is not None:
+                raise InvalidInputError(
+                    f"{label} is a whole checkpoint: only an adapter has a base model", "drop --base"
+                )
         if like is not None:
             ref, files = like
             copy = stack.enter_context(renumbered(found, files, ref, scratch, progress))

@@ -155,10 +155,17 @@ def _registering(plan: Plan) -> Iterator[str]:
     """
     router, base = plan.recipe.router_method, plan.base
     is_anchored = router is not None and router.is_trained
-    versions = [("expert" if is_anchored else member.version.kind, member.version) for member in plan.members]
-    versions += [("base", base.version)] if base else []
-    for kind, name, digest in dict.fromkeys((kind, one.name, one.digest) for kind, one in versions):  # copies have one
-        yield f"$ reg add-{kind} {name} CKPT    # {digest[:12]}…"
+    of_base = f" --base {base.name}" if base else ""  # an adapter is registered after the model that it is of
+    versions = [
+        ("expert" if is_anchored else member.version.kind, member.version, of_base if member.is_adapter else "")
+        for member in plan.members
+    ]
+    if base:
+        at = 0 if any(more for _, _, more in versions) else len(versions)
+        versions.insert(at, ("base", base.version, ""))
+    told = ((kind, one.name, more, one.digest) for kind, one, more in versions)
+    for kind, name, more, digest in dict.fromkeys(told):  # copies have one
+        yield f"$ reg add-{kind} {name} CKPT{more}    # {digest[:12]}…"
 
 
 CARD = "README.md"

@@ -206,6 +206,11 @@ def export(
     if rank is not None and rank < 1:
         raise InvalidInputError(f"the rank is {rank}, it must be 1 or more", "such as 16")
     version = workspace.resolve(ref)
+    if as_lora and version.kind == "base" and base is None:
+        raise InvalidInputError(
+            f"{version.ref} is a base model, which is no change of another",
+            "export an expert; or name the model that it was made from: --base NAME[@V]",
+        )
     with workspace.reading(version):
         member = load_member(workspace, version)
         if member.is_adapter and (rank or base):

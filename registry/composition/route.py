@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -127,11 +128,13 @@ def route(folder: Path, text: str, device: str | None = None) -> Routed:
     return Routed(names, len(layers), tuple(tokens))
 
 
-def pick(folder: Path, text: str, device: str | None = None) -> str:
+def pick(folder: str | PathLike[str], text: str, device: str | None = None) -> str:
     """Return the one expert of a text: the one that goes on with it (arguments and errors as `route`).
 
-    It is for servers that take an adapter's name with each request. Of a folder of adapters no model is loaded.
+    It is for servers that take an adapter's name with each request. Of a folder of adapters no model is loaded; where
+    its base model is a member, text that no adapter knows is the base model's, and its name is returned.
     """
+    folder = Path(folder)
     config = read_config(folder)
     if (host := sequence_host(config.get("model_type"))) is not None:
         check_members(folder, config)

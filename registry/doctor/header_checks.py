@@ -14,7 +14,7 @@ from registry.checkpoint.adapter import is_adapter
 from registry.checkpoint.model_files import TOKENIZER_FILES
 from registry.doctor.examination import FLOATS, Examination
 from registry.doctor.finding import Finding, error, passed, skipped, warning
-from registry.doctor.tensor_names import in_words, named, numbers_of, role_of, tensors_of
+from registry.doctor.tensor_names import in_words, is_made_up, named, numbers_of, role_of, tensors_of
 from registry.errors import CheckpointError, ConflictError, RegError, first_line, is_foreign
 from registry.io.display import few, printable
 from registry.io.dtypes import NAMES, SAFETENSORS
@@ -41,7 +41,7 @@ def check_files(folder: Examination) -> Iterator[Finding]:
     if is_adapter(folder.path):
         yield error(
             "it holds an adapter, not a whole model",
-            f"register it, which merges it: reg add-expert NAME {folder.quoted} --base BASE",
+            f"register it: reg add-expert NAME {folder.quoted} --base BASE; a folder composed of it can be examined",
         )
         return
     assert folder.config is not None  # read, or an error that says why not
@@ -84,11 +84,12 @@ def check_dtypes(folder: Examination) -> Iterator[Finding]:
             f"{named(leftovers)} is of a quantised model, and no quantization_config says how to read it",
             "merge from the checkpoints before they were quantised",
         )
-    counts = Counter(one.dtype for one in tensors.values() if one.dtype in FLOATS)
+    own = {name: one for name, one in tensors.items() if not (folder.has_our_code and is_made_up(name, folder.config))}
+    counts = Counter(one.dtype for one in own.values() if one.dtype in FLOATS)
     if not counts:
         return
     most = counts.most_common(1)[0][0]
-    if odd := sorted(name for name, one in tensors.items() if one.dtype in FLOATS and one.dtype != most):
+    if odd := sorted(name for name, one in own.items() if one.dtype in FLOATS and one.dtype != most):
         yield warning(f"dtypes are mixed: {named(odd)} has {tensors[odd[0]].dtype}, most tensors have {most}")
     said = folder.config.get("dtype", folder.config.get("torch_dtype"))
     if isinstance(said, str) and said in SAFETENSORS and SAFETENSORS[said] not in counts:

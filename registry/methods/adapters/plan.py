@@ -107,10 +107,12 @@ def base_of(workspace: Workspace, members: Sequence[Member]) -> VersionRecord | 
         return None
     first, *others = adapters
     digest = base_of_adapter(first.version)
+    bases = {(one.content or {}).get("weights"): one.ref for one in workspace.versions(kind="base")}
     if other := next((one for one in others if base_of_adapter(one.version) != digest), None):
+        named = [bases.get(one, f"weights {str(one)[:12]}") for one in (digest, base_of_adapter(other.version))]
         raise IncompatibleError(
-            f"{first.version.ref} and {other.version.ref} are adapters of different base models, {str(digest)[:12]} "
-            f"and {str(base_of_adapter(other.version))[:12]}",
+            f"{first.version.ref} and {other.version.ref} are adapters of different base models, {named[0]} and "
+            f"{named[1]}",
             "compose adapters of one base model",
         )
     found = [one for one in workspace.versions(kind="base") if (one.content or {}).get("weights") == digest]
