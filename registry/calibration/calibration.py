@@ -171,7 +171,8 @@ class Turns:
             return None
         messages = [{"role": "user", "content": _MARK}]
         try:
-            text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+            day = {"strftime_now": lambda form: "01 Jan 2025"}  # some ask for today's, which is another tomorrow
+            text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **day))
         except Exception:  # templates are code of others
             return None
         parts = [tuple(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in text.split(_MARK)]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import CheckpointError
-from registry.io.untrusted import LABEL, OBJECT, Kind, list_of, some_fields
+from registry.io.untrusted import COUNT, LABEL, OBJECT, Kind, list_of, some_fields
 from registry.methods import adapters
 from registry.runtime.sequence_hosts import HINT, SequenceHost
 
@@ -33,7 +33,10 @@ _KEYS = {
     "adapted_layers": OBJECT,
     "adapted_kinds": list_of(list_of(_KIND)),
     "adapted_vectors": OBJECT,
+    "context_prefix": list_of(COUNT),
+    "context_nobody": Kind("a number of a member, or null", lambda value: value is None or type(value) is int),
 } | {f"context_{name}": _SIZE for name in ("window", "fast", "alarm")}
+_LATER = ("context_prefix", "context_nobody")  # which the first folders lack
 
 
 class AdaptersHost(SequenceHost):
@@ -46,10 +49,13 @@ class AdaptersHost(SequenceHost):
         return adapters.pick(folder, config, ids)
 
     def check(self, config: Mapping[str, Any], where: str) -> None:
-        keys = some_fields(config, _KEYS, where, hint=HINT)
+        keys = some_fields(config, _KEYS, where, hint=HINT, optional=_LATER)
         members, kinds, layers = keys["members"], keys["adapted_kinds"], keys["adapted_layers"]
         if not members:
             raise CheckpointError(f"{where}: members is empty, expected one name or more", HINT)
+        nobody = keys.get("context_nobody")
+        if nobody is not None and not 0 <= nobody < len(members):
+            raise CheckpointError(f"{where}: context_nobody is {nobody}, and there are {len(members)} members", HINT)
         if any(len(kind) != len(members) for kind in kinds):
             raise CheckpointError(f"{where}: adapted_kinds must have one for each of {len(members)} members", HINT)
         for name, own in keys["adapted_vectors"].items():

@@ -16,7 +16,9 @@ tokens back with weight exp(-D / context_window), or all alike where `context_wi
 `context_alarm` times for expert e, and by how much f[n] - f[e] exceeds thresholds[e, n], for any other n, as often
 against it. Nothing of it is trained.
 
-Masked tokens are no evidence, and distances leave them out. Keys and values of earlier tokens stay those of the experts
+Masked tokens are no evidence, and distances leave them out; so are the first tokens of a text where they are those of
+`context_prefix`, which the chat template puts before every conversation. Where evidence says nothing, a token goes to
+the base model alone if it is a member, `context_nobody`. Keys and values of earlier tokens stay those of the experts
 that they had. What a cache holds beside them is one layer more (`RunningEvidence`), which the cache reorders, crops and
 repeats as it does the others. Beams, batches, padding on the left, training and gradient checkpointing work.
 
@@ -38,10 +40,11 @@ from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 CACHES = ("cache", "past_key_values")
 CHUNK = 256  # tokens that are weighed against one another at once
 AT_ONCE = 2**22  # numbers that are compared at once
+TIE = 1e-9  # nats by which whoever has what nobody knows is ahead where evidence is alike
 
 
 class AdaptersConfig(DenseForCausalLM.config_class):
-    """The dense configuration with `members`, `context_…` (`window`, `fast`, `alarm`), and what experts changed.
+    """The dense configuration with `members`, `context_…` (at the top of this file), and what experts changed.
 
     `adapted_layers` has for each linear layer and embedding by its name the number of its entry in `adapted_kinds`, a
     list of [r_e, s_e, whether it is DoRA] for each expert. `adapted_vectors` has for each norm's weight and each bias
@@ -337,17 +340,39 @@ class AdaptersForCausalLM(DenseForCausalLM):
             cache = DynamicCache(config=self.config)
         if named is not None:
             kwargs[named] = cache
-        real = torch.ones_like(ids) if mask is None else mask[:, -ids.shape[1] :].to(ids.device) != 0
-        sums = self._sums(ids, real, None if cache is None else self._state(cache))
+        state = None if cache is None else self._state(cache)
+        past = 0 if state is None else state.get_seq_length()
+        real = ids.new_ones(len(ids), past + ids.shape[1]) if mask is None else mask.to(ids.device)
+        real = (real != 0)[:, -past - ids.shape[1] :]
+        sums = self._sums(ids, real[:, past:] & ~self._is_prefix(ids, real, state), state)
         means = sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
         scores = means[:, 0]  # of (B, W, S, E), the slow window
         if self.config.context_fast:
             scores = scores + self.config.context_alarm * self._noticed(means[:, 1])
+        if self.config.context_nobody is not None:
+            scores = scores + TIE * nn.functional.one_hot(ids.new_tensor(self.config.context_nobody), scores.shape[-1])
         chosen = self.adapter_gate(scores.flatten(0, 1)).argmax(dim=-1).view(ids.shape)
         keep = kwargs.get("logits_to_keep", 0)  # the last so many tokens, or those of some numbers
         self.tokens.choose(chosen)
         self.head_tokens.choose(chosen[:, slice(-keep, None) if isinstance(keep, int) else keep])
         return (), kwargs
+
+    def _is_prefix(self, ids, real, state):
+        """Tell which new tokens are of `context_prefix`, (B, S) bool: so are all tokens of the text before them.
+
+        Args:
+            ids: the new tokens, (B, S).
+            real: which of P tokens in the cache and of the new ones are no padding, (B, P + S) bool.
+            state: of `_state`; None without a cache.
+        """
+        size, prefix, places = ids.shape[1], ids.new_tensor(self.config.context_prefix), real.cumsum(dim=1)
+        if not len(prefix):
+            return torch.zeros_like(ids, dtype=torch.bool)
+        places = places[:, -size:] - 1
+        found = (places < len(prefix)) & (ids == prefix[places.clamp(0, len(prefix) - 1)]) | ~real[:, -size:]
+        if real.shape[1] > size:
+            found[:, 0] &= state.values[:, 0, -1, 0] == 0  # of the tokens in the cache none was evidence
+        return found.int().cumprod(dim=1).bool()
 
     def _noticed(self, fast):
         """Return what speaks for and against each expert beyond the thresholds, (B, S, E).

@@ -1,6 +1,8 @@
 """The expert of a text in a folder of adapters, by its tokens alone: no model is loaded."""
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from operator import and_
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ from registry.errors import CheckpointError
 from registry.io.torch_blocks import read_tensor
 from registry.maths.context.prefix import context_scores, prefix_means
 from registry.runtime.sequence_hosts import HINT
+
+TIE = 1e-9
+"""Nats by which the member of what nobody knows is ahead where evidence is alike, as in the modelling file."""
 
 
 def pick(folder: Path, config: Mapping[str, Any], ids: Sequence[int]) -> int:
@@ -29,6 +34,10 @@ def pick(folder: Path, config: Mapping[str, Any], ids: Sequence[int]) -> int:
         tensors[name] = read_tensor(weight_source(name, stored[name], str(folder))).double()
     if max(ids) >= len(tensors["evidence"]):
         raise CheckpointError(f"{folder}: its tokenizer gives token {max(ids)}, which its model does not know", HINT)
+    nobody, prefix = config.get("context_nobody"), config.get("context_prefix") or []
+    ids = ids[sum(accumulate((a == b for a, b in zip(ids, prefix, strict=False)), and_)) :]
+    if not ids:
+        return nobody or 0
     text, past = torch.tensor([list(ids)]), torch.arange(len(ids), dtype=torch.float64)
 
     def means(window: float) -> Tensor:
@@ -38,4 +47,6 @@ def pick(folder: Path, config: Mapping[str, Any], ids: Sequence[int]) -> int:
     scores = means(config["context_window"])
     if config["context_fast"]:
         scores = context_scores(scores, means(config["context_fast"]), tensors["thresholds"], config["context_alarm"])
+    if nobody is not None:
+        scores[0, nobody] += TIE
     return int(scores[0].argmax())

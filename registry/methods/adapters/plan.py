@@ -4,11 +4,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from registry.calibration.calibration import Turns
 from registry.checkpoint.version_files import base_of_adapter
 from registry.composition.compatibility import make_subset
 from registry.composition.low_rank import NONE, Change, Changes, Kind, Ranks, changes_of, choose_ranks
@@ -16,6 +19,7 @@ from registry.composition.plan import EXPERTS, ROUTER, OutputTensor, Plan
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.recipe.shared_options import KEPT
 from registry.composition.stored import Computed, Stored, held
+from registry.composition.taken_files import taken_files
 from registry.errors import IncompatibleError
 from registry.families.sites import TOKEN_COUNTS
 from registry.hosts.context_mlp import ALARM
@@ -26,6 +30,7 @@ from registry.member import Member
 from registry.methods.adapters.host import ADAPTERS, MODELLING_FILE
 from registry.methods.moe.context import evidence_of, limits_of
 from registry.methods.whole_members import dense_settings, loading
+from registry.runtime.loading import load_tokenizer
 from registry.workspace import Workspace
 from store.arrays import ArraySource, Block
 from store.catalog import VersionRecord
@@ -67,8 +72,23 @@ def config(plan: Plan) -> dict[str, Any]:
         "context_window": window,
         "context_fast": FAST if window > FAST else 0.0,
         "context_alarm": ALARM,
+        "context_prefix": list(_template_prefix(plan.lead)),
+        "context_nobody": len(plan.members) if nobody else None,
         "vocab_size": plan.lead.architecture.vocab_size,
     }
+
+
+def _template_prefix(base: Member) -> tuple[int, ...]:
+    """Return the tokens that a base model's chat template puts before the first message; none without a template."""
+    files = taken_files((base,), base)
+    in_settings = b"chat_template" in files.get("tokenizer_config.json", b"")
+    if not in_settings and not any(name.startswith("chat_template") for name in files):
+        return ()
+    with TemporaryDirectory() as name:
+        for file, data in files.items():
+            (Path(name) / file).write_bytes(data)
+        turns = Turns.of(load_tokenizer(Path(name)))
+    return () if turns is None else turns.before
 
 
 def make_adapters(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:

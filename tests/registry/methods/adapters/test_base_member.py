@@ -11,8 +11,9 @@ from registry import PassSettings, Recipe, Registry
 from registry.calibration.calibration import Turns, sample_conversations
 from registry.composition.route import route
 from registry.errors import CalibrationError
+from registry.methods import adapters
 from registry.progress import silent
-from registry.runtime.gates import force_expert
+from registry.runtime.gates import force_expert, record_routing
 from registry.runtime.loading import load_model, load_tokenizer
 from tests.conftest import Zoo, files_of
 from tests.registry.checkpoint.test_adapter import train
@@ -95,9 +96,45 @@ def test_base_model_takes_what_no_expert_knows(chat_base: Path, zoo: Zoo, tmp_pa
     assert model.config.members == ["law", "math", "base"]
     with force_expert(model, 2):
         assert torch.equal(logits(model), logits(load_model(zoo.base, "float32", "cpu")))
+    assert_template_is_no_evidence(tmp_path / "with", model)
     own = torch.tensor([model.evidence[:, 2].topk(20).indices.tolist()])
     text = load_tokenizer(chat_base).decode(own[0])
     assert route(tmp_path / "with", text, "cpu").experts == ("law", "math", "base")
+
+
+def experts(model: Any, ids: list[int], parts: int = 1, padding: int = 0) -> list[int]:
+    """Return the expert of each token, which come in so many parts, after tokens that are masked."""
+    found, cache, ids = list[int](), None, [0] * padding + ids
+    mask = torch.tensor([[0] * padding + [1] * (len(ids) - padding)])
+    size = -(-len(ids) // parts)
+    for start in range(0, len(ids), size):
+        part = torch.tensor([ids[start : start + size]])
+        with torch.no_grad(), record_routing(model) as routings:
+            given = {"input_ids": part, "attention_mask": mask[:, : start + part.shape[1]], "use_cache": True}
+            cache = model(**given, cache=cache).cache
+        found += routings[0].chosen[0][:, 0].tolist()
+    return found[padding:]
+
+
+def assert_template_is_no_evidence(folder: Path, model: Any) -> None:
+    """Check that the words of a template go to the base model, and those after them where they go without it."""
+    turns = Turns.of(load_tokenizer(folder))
+    assert turns is not None
+    before = list(turns.before)
+    assert model.config.context_prefix == before
+    assert len(before) > 2
+    words = [int(token) for expert in (0, 1) for token in model.evidence[:, expert].topk(9).indices]
+    alone = experts(model, words)
+    assert set(alone) == {0, 1}
+    for parts, padding in ((1, 0), (1, 5), (len(before + words), 0), (4, 3)):
+        assert experts(model, before + words, parts, padding) == [2] * len(before) + alone, (parts, padding)
+    model.config.context_prefix = []
+    assert experts(model, before + words) != [2] * len(before) + alone  # the test can fail
+    model.config.context_prefix = before
+    config = json.loads((folder / "config.json").read_text())
+    for number in range(1, len(before + words) + 1):
+        ids = (before + words)[:number]
+        assert adapters.pick(folder, config, ids) == experts(model, ids)[-1]
 
 
 def test_base_model_without_a_template_writes_plain_text(zoo: Zoo, tmp_path: Path) -> None:
