@@ -24,7 +24,7 @@ from tests.running import ROOT
 
 README = ROOT / "README.md"
 TOUR = ROOT / "docs" / "tour.md"
-MEASURED = ("benchmarks/QUALITY.md", "benchmarks/LARGER.md", "benchmarks/RESULTS.md")
+MEASURED = tuple(f"benchmarks/{page}.md" for page in ("QUALITY", "LARGER", "RESULTS", "REAL"))
 SHORT = {
     "add-expert": ["--tokens", "2048"],
     "train-expert": ["--tokens", "512", "--seq-len", "128", "--batch-size", "2"],
