@@ -87,7 +87,7 @@ def test_base_is_a_registered_name_or_a_folder(
     assert registered.added
     assert registered.relations[0].ref == "base@1"
     assert registered.relations[0].verdict == "same base"
-    assert ("into base, as asked; its configuration names" in told.text) is (base == "base")
+    assert ("is taken as an adapter of base, as asked; its configuration names" in told.text) is (base == "base")
 
 
 def test_collect_and_check_take_adapters(

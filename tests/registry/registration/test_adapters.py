@@ -221,8 +221,10 @@ def test_digest_of_its_weights_is_that_of_what_they_are_made_from(registry: Regi
 
 
 def test_exports_that_cannot_be_are_refused(registry: Registry, tmp_path: Path) -> None:
-    with pytest.raises(IncompatibleError, match="base@1 changes no matrix of base@1") as caught:
+    with pytest.raises(InvalidInputError, match="base@1 is a base model, which is no change of another"):
         registry.export("base", tmp_path / "out", as_lora=True)
+    with pytest.raises(IncompatibleError, match="base@1 changes no matrix of base@1") as caught:
+        registry.export("base", tmp_path / "out", as_lora=True, base="base")
     assert caught.value.hint == "export it whole: reg export base@1 --out DIR"
     with pytest.raises(InvalidInputError, match="law@1 is an adapter, which is written as it came"):
         registry.export("law", tmp_path / "out", as_lora=True, rank=2)
