@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,9 +21,10 @@ from registry.composition.recipe.recipe import Recipe
 from registry.composition.recipe.shared_options import KEPT
 from registry.composition.stored import Computed, Stored, held
 from registry.composition.taken_files import taken_files
-from registry.errors import IncompatibleError
+from registry.errors import CheckpointError, IncompatibleError
 from registry.families.sites import TOKEN_COUNTS
 from registry.hosts.context_mlp import ALARM
+from registry.io.model_folder import json_file
 from registry.io.safetensors_file import Stream
 from registry.io.torch_blocks import read_tensor, to_block, torch_dtype
 from registry.maths.context.prefix import FAST
@@ -79,16 +81,20 @@ def config(plan: Plan) -> dict[str, Any]:
 
 
 def _template_prefix(base: Member) -> tuple[int, ...]:
-    """Return the tokens that a base model's chat template puts before the first message; none without a template."""
+    """Return the tokens that a base model's chat template puts before the first message.
+
+    None without a template, or with a tokenizer that cannot be loaded here: the base model then counted no text either.
+    """
     files = taken_files((base,), base)
     in_settings = b"chat_template" in files.get("tokenizer_config.json", b"")
     if not in_settings and not any(name.startswith("chat_template") for name in files):
         return ()
-    with TemporaryDirectory() as name:
-        for file, data in files.items():
+    with TemporaryDirectory() as name, suppress(CheckpointError):
+        for file, data in (files | {"config.json": json_file(dense_settings(base))}).items():
             (Path(name) / file).write_bytes(data)
         turns = Turns.of(load_tokenizer(Path(name)))
-    return () if turns is None else turns.before
+        return () if turns is None else turns.before
+    return ()
 
 
 def make_adapters(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
