@@ -344,7 +344,7 @@ class AdaptersForCausalLM(DenseForCausalLM):
         past = 0 if state is None else state.get_seq_length()
         real = ids.new_ones(len(ids), past + ids.shape[1]) if mask is None else mask.to(ids.device)
         real = (real != 0)[:, -past - ids.shape[1] :]
-        sums = self._sums(ids, real[:, past:] & ~self._is_prefix(ids, real, state), state)
+        sums = self._sums(ids, real[:, -ids.shape[1] :] & ~self._is_prefix(ids, real, state), state)
         means = sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
         scores = means[:, 0]  # of (B, W, S, E), the slow window
         if self.config.context_fast:

@@ -122,6 +122,8 @@ def test_base_that_cannot_be_had_asks_for_a_name(
         assert "--base NAME[@V]" in str(caught.value.hint)
     with pytest.raises(NotFoundError, match="there is no"):
         filled.add_expert("tuned", elsewhere, base="nonesuch")
+    with pytest.raises(CheckpointError, match="nowhere is not a folder"):
+        filled.add_expert("code", elsewhere.parent / "nowhere", base="base")
     with pytest.raises(InvalidInputError, match="is a whole checkpoint: only an adapter has a base model"):
         filled.add_expert("code", zoo.experts["code"], base="base")
 

@@ -284,6 +284,11 @@ def test_calls_that_cannot_be_are_refused(model: Any) -> None:
 
 
 def test_it_is_routed_evaluated_and_reproduced(registry: Registry, folder: Path, zoo: Zoo, tmp_path: Path) -> None:
+    commands = [line for line in (folder / "README.md").read_text().splitlines() if line.startswith("$ reg add-")]
+    assert commands[0].startswith("$ reg add-base base CKPT ")
+    assert [line.partition("    #")[0] for line in commands[1:]] == [
+        f"$ reg add-expert {name} CKPT --base base" for name in NAMES
+    ]
     found = route(folder, "def return self import class for in if else none true", "cpu")
     assert (found.experts, found.layers) == (tuple(NAMES), 1)
     registry.compose(NAMES, tmp_path / "out", TO)
