@@ -51,7 +51,7 @@ STATISTICS: Headings = {
 }
 
 TRAINING: Headings = {
-    "Model": ("base", "train", "trunk", "mlp", "experts", "rank", "hidden"),
+    "Model": ("base", "train", "trunk", "lora", "experts", "rank", "hidden"),
     "Training text": ("data", "domains", "clusters", "support"),
     "Training beside a public expert": ("coordinate", "router_bias", "public_data"),
     "Masks and router": ("sparsity", "overlap", "prompt_tokens", "gate_lr", "dual_lr", "top_k_train", "temperature"),

@@ -28,14 +28,15 @@ from registry.names.suggest import fresh
 
 @command(
     "reg train-expert law --base base --data law.jsonl",
-    "reg train-expert law --base base --data law.jsonl --mlp lora:8 --out law/",
+    "reg train-expert law --base base --data law.jsonl --lora 16",
     headings=TRAINING,
 )
 @click.argument("name")
 @option("--base BASE", "The model to begin from: a registered NAME[@V], a folder or hf://ORG/NAME.", required=True)
 @files(
     "--data",
-    "Training text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable). Statistics are collected on it too.",
+    "Training text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable). Of conversations the answers alone are learned. "
+    "Statistics are collected on it too.",
     required=True,
 )
 @choice(
@@ -45,10 +46,10 @@ from registry.names.suggest import fresh
     "weights train.",
     "frozen",
 )
-@option(
-    "--mlp full|lora:R",
-    "Train the MLPs in full, or a low-rank change of rank R, which is added to them at the end.",
-    default="full",
+@integer(
+    "--lora",
+    "Train a LoRA adapter of rank N of all linear layers, and no weight of BASE: a PEFT folder.",
+    least=1,
 )
 @flag(
     "--coordinate",

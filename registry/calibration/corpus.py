@@ -59,12 +59,12 @@ class Document:
         """True if a chat template made it."""
         return self.messages is not None
 
-    def contents(self, tokenizer: Any) -> Iterator[tuple[int, int]]:
-        """Yield where the contents of messages stand: the first character of each and the one after its last, in order.
+    def contents(self, tokenizer: Any) -> Iterator[tuple[str | None, tuple[int, int]]]:
+        """Yield for each message, in order, its role, and the first character of its content and the one after it.
 
         What stands between them is the template's. It is found by rendering the conversation once more, with marks in
         place of contents. A template whose own text depends on contents is not understood: all text then counts as
-        content.
+        content, and no role is known.
         """
         assert self.messages is not None
         marked = [{**message, "content": _MARK.format(number)} for number, message in enumerate(self.messages)]
@@ -82,12 +82,12 @@ class Document:
             or not self.text.startswith(pieces[0])
             or not self.text.endswith(rest)
         ):
-            yield 0, len(self.text)
+            yield None, (0, len(self.text))
             return
         end = len(pieces[0])
         for message, after in zip(self.messages, [*pieces[1:], rest], strict=True):
             begin, end = end, self._end(end, content_of(message), after)
-            yield begin, end
+            yield message.get("role"), (begin, end)
             end += len(after)
 
     def _end(self, begin: int, content: str, after: str) -> int:

@@ -52,17 +52,19 @@ def random_places(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, 
     return _filled(_windows_at(corpus, tokenizer, sizes, positions, seq_len), count, seq_len, corpus.label)
 
 
-def document_beginnings(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, seed: int) -> Calibration:
+def document_beginnings(
+    corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, seed: int, speaker: str | None = None
+) -> Calibration:
     """Return the first `seq_len` tokens of ⌈tokens / seq_len⌉ documents of `corpus`, a window each.
 
     The documents of the corpus are divided into as many equal strata, and one is drawn in each, by the seed; of fewer
-    documents all are taken. The start token counts as the first token. A shorter document is a shorter window
-    (CalibrationError: there is no text).
+    documents all are taken. The start token counts as the first token. A shorter document is a shorter window. With
+    `speaker`, a role, its messages alone count as written (CalibrationError: there is no text).
     """
     total = sum(1 for _ in corpus)
     count, draw = min(total, max(1, -(-tokens // seq_len))), random.Random(seed)
     chosen = {draw.randrange(i * total // count, (i + 1) * total // count) for i in range(count)}
-    windows = (_piece(document, 0, seq_len, tokenizer) for n, document in enumerate(corpus) if n in chosen)
+    windows = (_piece(document, 0, seq_len, tokenizer, speaker) for n, document in enumerate(corpus) if n in chosen)
     found = _filled(windows, count, seq_len, corpus.label)
     if not len(found.ids):
         raise _without_text(corpus)
@@ -101,8 +103,13 @@ def encode(document: Document, tokenizer: Any, begin: int = 0, end: int | None =
     return [max(token, ~token) for token in _marked(document, tokenizer, begin, end)]
 
 
-def _marked(document: Document, tokenizer: Any, begin: int = 0, end: int | None = None) -> list[int]:
-    """Return the same, with ~t for a token t that a chat template wrote: that has no character of a content."""
+def _marked(
+    document: Document, tokenizer: Any, begin: int = 0, end: int | None = None, speaker: str | None = None
+) -> list[int]:
+    """Return the same, with ~t for a token t that a chat template wrote: that has no character of a content.
+
+    With `speaker`, a role, so are the tokens of the contents of others.
+    """
     try:
         coded = tokenizer(
             document.text[begin:end],
@@ -122,7 +129,7 @@ def _marked(document: Document, tokenizer: Any, begin: int = 0, end: int | None 
             "put the tokenizer that the model was trained with into the folder",
         ) from error
     if "offset_mapping" in coded:
-        contents = list(document.contents(tokenizer))
+        contents = [place for role, place in document.contents(tokenizer) if None in (speaker, role) or speaker == role]
         spans = ((first + begin, stop + begin) for first, stop in coded["offset_mapping"])
         tokens = [t if _within(span, contents) else ~t for t, span in zip(tokens, spans, strict=True)]
     return tokens if start is None else [start, *tokens]
@@ -154,7 +161,7 @@ def _windows_at(
     yield from open_windows  # text with few tokens a character may end early
 
 
-def _piece(document: Document, begin: int, count: int, tokenizer: Any) -> list[int]:
+def _piece(document: Document, begin: int, count: int, tokenizer: Any, speaker: str | None = None) -> list[int]:
     """Return up to `count` marked tokens of `document`, from the white space after character `begin` if one is near."""
     if count <= 0:
         return []
@@ -164,7 +171,7 @@ def _piece(document: Document, begin: int, count: int, tokenizer: Any) -> list[i
         begin += next((i for i, character in enumerate(near) if character.isspace()), in_last_word)
     characters = count * _CHARACTERS_PER_TOKEN
     while True:
-        tokens = _marked(document, tokenizer, begin, begin + characters)
+        tokens = _marked(document, tokenizer, begin, begin + characters, speaker)
         # Unless the text ends here, the last tokens may belong to a word that was cut, so a few more are encoded.
         if begin + characters >= len(document.text) or len(tokens) >= count + _WORD_CHARACTERS:
             return tokens[:count]

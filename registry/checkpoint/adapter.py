@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from registry import maths  # loads torch when one of its functions is called
 from registry.checkpoint.adapter_config import CONFIG, SAVE, Settings
 from registry.checkpoint.model_files import (
+    EXPERT_TRAINING,
     SINGLE,
     TOKENIZER_FILES,
     empty_tensors,
@@ -65,7 +66,7 @@ _PARTS = {  # end of an adapter tensor's name → its part in the change of its 
 _EMBEDDINGS = ("model.embed_tokens.weight", "gpt_neox.embed_in.weight")
 _HEADS = ("lm_head.weight", "embed_out.weight")
 _VOCABULARIES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json"})
-_CARRIED = ("calibration.*", "statistics.safetensors")
+_CARRIED = ("calibration.*", "statistics.safetensors", EXPERT_TRAINING)
 
 Parts = dict[str, str]
 """The change of one tensor: part → name of the adapter's tensor. `whole` replaces it; `head` must equal `whole`."""
@@ -373,7 +374,7 @@ class Merged:
 
 
 def copy_carried(adapter: Path, folder: Path) -> None:
-    """Copy the calibration text and the statistics in an adapter's folder."""
+    """Copy the calibration text, the statistics and the record of the training in an adapter's folder."""
     for name in (path.name for pattern in _CARRIED for path in sorted(adapter.glob(pattern))):
         if (carried := own_file(adapter, name)) is not None:
             shutil.copyfile(carried, folder / name)

@@ -76,7 +76,7 @@ def begin_rows(
     model: Any,
     layers: Sequence[CoordinatedMLP],
     own: tuple[Int64[Tensor, "N S"], Bool[Tensor, "N S"]],
-    public: tuple[Int64[Tensor, "M S"], Bool[Tensor, "M S"]],
+    public: tuple[Int64[Tensor, "M T"], Bool[Tensor, "M T"]],
     batch_size: int,
     processes: Processes,
 ) -> None:

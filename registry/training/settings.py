@@ -7,7 +7,6 @@ Settings ── FitSettings                      coefficients of task vectors, b
 """
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields
 from typing import Any, ClassVar, NoReturn
@@ -20,13 +19,11 @@ from registry.workspace import PathLike
 
 GOES_ON = "an interrupted training goes on"
 """Beginning of the remark of a training that was interrupted, which says how many steps were done before."""
-FULL = "full"
 FROZEN, FREE = "frozen", "free"
 DTYPES = (AUTO, "bfloat16", "float32")
 CANDIDATES = 2
 """Experts that a token's gradient compares: more of them cost time for experts that the token hardly ever goes to."""
 _BALANCE = 0.01
-_LORA = re.compile(r"lora:([1-9][0-9]{0,4})")
 
 
 def setting(default: Any, *, least: int | None = None, above: bool | None = None) -> Any:
@@ -209,15 +206,15 @@ class ExpertTraining(SharedTraining):
 
     Attributes:
         trunk: `frozen`, so that all experts of one base model share it to the byte; or `free`: everything trains.
-        mlp: `full`, or `lora:R`: a low-rank change of rank R of every matrix of the MLPs (Hu et al. 2022, eq. 3), which
-            is added to the weights at the end.
+        lora: rank of an adapter that changes every linear layer but the head, scaled by 2 (LoRA, Hu et al. 2022,
+            eq. 3), and is all that trains; None to train weights.
         coordinate: train the MLPs beside the frozen public ones of the base model, with a router row of their own in
             every layer (FlexOlmo, Shi et al. 2025, §3.3.1); the trunk is then frozen.
         router_bias: with `coordinate`, a bias trains beside each row, from 0 on; its logit is r·x + b.
     """
 
     trunk: str = FROZEN
-    mlp: str = FULL
+    lora: int | None = setting(None, least=1)
     coordinate: bool = False
     router_bias: bool = False
 
@@ -225,8 +222,6 @@ class ExpertTraining(SharedTraining):
         super().__post_init__()
         if self.trunk not in (FROZEN, FREE):
             self.refuse("trunk", repr(self.trunk), f"it is {FROZEN} or {FREE}", FROZEN)
-        if self.mlp != FULL and not _LORA.fullmatch(self.mlp):
-            self.refuse("mlp", repr(self.mlp), "it is full, or lora: and a rank of 1 or more", "lora:16")
         if self.coordinate and self.trunk != FROZEN:
             raise InvalidInputError(
                 "experts that are trained to coordinate share a frozen trunk, and trunk is free",
@@ -237,30 +232,25 @@ class ExpertTraining(SharedTraining):
                 "router_bias is for a router row, and an expert without --coordinate has none",
                 "add --coordinate, or drop --router-bias",
             )
-        if self.fsdp and self.rank is not None:
+        beside = {"--trunk free": self.trunk == FREE, "--coordinate": self.coordinate, "--fsdp": self.fsdp}
+        if self.lora is not None and (others := [option for option, is_given in beside.items() if is_given]):
             raise InvalidInputError(
-                f"mlp is {self.mlp}, and a low-rank change cannot be added to sharded weights",
-                "drop --fsdp: what trains is small; or give --mlp full",
+                f"lora is {self.lora}: an adapter trains, and so {others[0]} has no meaning",
+                f"drop {others[0]}, or --lora",
             )
-
-    @property
-    def rank(self) -> int | None:
-        """Rank of the low-rank change; None if the MLPs train in full."""
-        match = _LORA.fullmatch(self.mlp)
-        return int(match[1]) if match else None
 
     def trained_part(self, base: str) -> str:
         """Return what of a base model trains, in words."""
-        if self.trunk == FREE and self.rank is None:
+        if self.lora is not None:
+            return f"an adapter of rank {self.lora} of {base}"
+        if self.trunk == FREE:
             return f"all weights of {base}"
-        trunk = "the trunk and " if self.trunk == FREE else ""
-        change = "" if self.rank is None else f"a change of rank {self.rank} of "
-        return f"{trunk}{change}the MLPs of {base}{' and router rows' if self.coordinate else ''}"
+        return f"the MLPs of {base}{' and router rows' if self.coordinate else ''}"
 
     def document(self, device: str, dtype: str, processes: int = 1) -> dict[str, Any]:
         """Return everything that the trained weights depend on, as `SharedTraining`, in the order of files."""
         document = super().document(device, dtype, processes)
-        own = {name: getattr(self, name) for name in ("trunk", "mlp", "coordinate", "router_bias")}
+        own = {name: getattr(self, name) for name in ("trunk", "lora", "coordinate", "router_bias")}
         return {name: (document | own)[name] for name in (*_DOCUMENT[:4], *own, *list(document)[4:])}
 
 

@@ -10,9 +10,10 @@ from typing import Any
 from registry.calibration import Corpus
 from registry.checkpoint import Checkpoint, hash_checkpoint
 from registry.checkpoint.annotations import Annotations
-from registry.checkpoint.model_files import EXPERT_TRAINING, ROUTER_FILE
-from registry.checkpoint.trained_files import pack_rows
+from registry.checkpoint.hub_download import is_hub_reference
+from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.errors import InvalidInputError
+from registry.families.sites import COUNTS
 from registry.io.model_folder import check_output
 from registry.io.work_dirs import resumable, temporary
 from registry.names.reference import check_name, require_list
@@ -22,12 +23,19 @@ from registry.runtime.loading import load_tokenizer
 from registry.statistics.settings import PassSettings
 from registry.training import sharded
 from registry.training.coordinated import WINDOWS, begin_rows
-from registry.training.from_base import TrainedFromBase, check_libraries, shared_base, write_checkpoint
+from registry.training.from_base import TrainedFromBase, check_libraries, shared_base
 from registry.training.launcher import Processes, joined
 from registry.training.loop import Losses, training_document
 from registry.training.settings import ExpertTraining, TrainingText, announce
-from registry.training.trainable import Trainable, trained_weights
-from registry.training.training_windows import HELD_OUT, draw_windows, make_windows, remark_repeats, shortened
+from registry.training.trainable import Trainable, TrainableAdapter
+from registry.training.training_windows import (
+    HELD_OUT,
+    draw_conversations,
+    draw_windows,
+    make_windows,
+    remark_repeats,
+    shortened,
+)
 from registry.training.weight_trainer import WeightTrainer, device_and_dtype
 from registry.workspace import PathLike, Workspace
 from store.digest import json_digest
@@ -84,6 +92,12 @@ def train_expert(
             check_output(Path(out).absolute(), replace=None)
         settings.check_processes(processes.count)
         checkpoint, holds = stack.enter_context(shared_base(workspace, base, processes))
+        if settings.lora is None and not checkpoint.family.has_table:
+            raise InvalidInputError(
+                f"{checkpoint.label}: the layers of {checkpoint.family.model_type!r} models are not in the table of "
+                "families, so that an expert of them is an adapter",
+                "add --lora 16",
+            )
         scratch = stack.enter_context(temporary(workspace.home.merged, holds, prefix="training-"))
         target = scratch / "expert" if out is None else Path(out).absolute()
         document, losses, tokens = _trained(
@@ -95,9 +109,10 @@ def train_expert(
             name,
             target,
             data=files,
-            settings=PassSettings(device=settings.device),
+            settings=PassSettings(device=settings.device, sites="all" if checkpoint.family.has_table else COUNTS),
             annotations=annotations or Annotations(),
             keep_calibration=keep_calibration,
+            base=None if settings.lora is None or is_hub_reference(checkpoint.label) else checkpoint.label,
             allow_unrelated=True,  # it comes from a base model, registered or not
         )
         return TrainedExpert(document, losses, tokens, registration=register_checkpoint(workspace, request))
@@ -119,12 +134,11 @@ def _trained(
     progress, home = workspace.progress, workspace.home
     settings = replace(settings, seq_len=shortened(settings.seq_len, checkpoint.folder, progress))
     device, dtype = device_and_dtype(settings)
-    count = trained_weights(checkpoint, settings)
-    announce(progress, settings.trained_part(checkpoint.label), count, settings, device, processes.count)
     tokenizer, vocabulary = load_tokenizer(checkpoint.folder), checkpoint.architecture.vocab_size
-    own = draw_windows(text.own, tokenizer, vocabulary, settings)
+    chats = draw_conversations(text.own, tokenizer, vocabulary, settings, progress)
+    own = chats or draw_windows(text.own, tokenizer, vocabulary, settings)
     public = draw_windows(text.public, tokenizer, vocabulary, settings, WINDOWS) if text.public else None
-    windows = make_windows([own], settings.seq_len, settings.seed)
+    windows = make_windows([own], settings.seq_len, settings.seed, written=None if chats is None else chats.written)
     remark_repeats(progress, windows, settings.windows + HELD_OUT)
     inputs = settings.document(device, dtype, processes.count) | {"data": windows.all.digest, "base": None}
     if public is not None:
@@ -136,7 +150,9 @@ def _trained(
         above = home.partial if processes.is_main else None
         state_path = stack.enter_context(resumable(above, json_digest(["train-expert", inputs]), holds))
         model = sharded.load(checkpoint.folder, device, processes, fsdp=settings.fsdp)
-        trainable = Trainable(model, checkpoint, settings)
+        trainable = (Trainable if settings.lora is None else TrainableAdapter)(model, checkpoint, settings)
+        count = sum(part.numel() for part in trainable.parameters)
+        announce(progress, settings.trained_part(checkpoint.label), count, settings, device, processes.count)
         if settings.fsdp:
             sharded.shard(trainable.model, processes, device)
         if public is not None:
@@ -152,8 +168,6 @@ def _trained(
             trainable.gather(scratch / "trained.safetensors" if processes.is_main else None)
         if hashed is not None:
             files = {EXPERT_TRAINING: json.dumps(document, indent=2).encode()}
-            if (rows := trainable.rows(hashed)) is not None:
-                files[ROUTER_FILE] = pack_rows(rows)
             with exclusive(home.output_lock(target), f"training into {target}"):
-                write_checkpoint(target, hashed, list(trainable.streams(hashed)), files, progress=progress)
+                trainable.write(target, hashed, files, progress)
     return document, losses, windows.predicted

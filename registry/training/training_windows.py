@@ -4,7 +4,8 @@ Shapes: N training windows and M held-out ones of S tokens; B windows in a batch
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from registry.calibration import Calibration, Corpus, random_places
+from registry.calibration import Calibration, Corpus, document_beginnings, random_places
 from registry.checkpoint.model_files import read_config
 from registry.errors import CalibrationError
 from registry.io.torch_blocks import to_tensor
@@ -33,7 +34,8 @@ class Windows:
     """Windows of all sources together.
 
     Attributes:
-        all: windows source by source; its digest is that of the training data.
+        all: windows source by source; its digest is that of the training data. Where some of their tokens are
+            `written`, these alone are predicted.
         training: numbers of the windows to train on.
         held_out: numbers of the windows to measure the loss on; all windows if there are too few to hold some out.
         seed: the seed of the order.
@@ -52,8 +54,14 @@ class Windows:
         return self.training[torch.cat(orders)][:count]
 
     def take(self, numbers: Int64[Tensor, "B"]) -> tuple[Int64[Tensor, "B S"], Bool[Tensor, "B S"]]:
-        """Return (ids, keep) of some windows; keep is False at padding."""
-        return self.all.ids[numbers].long(), self.all.keep[numbers]
+        """Return (ids, keep) of some windows, as long as the longest; keep is False where nothing is predicted."""
+        size = int(self.all.lengths[numbers].max())
+        return self.all.ids[numbers, :size].long(), self.keep[numbers, :size]
+
+    @cached_property
+    def keep(self) -> Bool[Tensor, "N S"]:
+        """True at tokens that are predicted; the first of a window is not, even so."""
+        return _predicted(self.all)
 
     def inputs(self, step: int) -> dict[str, Tensor]:
         """Return what the model gets besides the tokens of each window of a step, counted from 0."""
@@ -77,7 +85,7 @@ class Windows:
     @property
     def predicted(self) -> int:
         """Number of held-out tokens that the loss counts."""
-        return int((self.all.lengths[self.held_out] - 1).sum())
+        return int(self.keep[self.held_out, 1:].sum())
 
 
 def next_token_loss(
@@ -97,17 +105,26 @@ def next_token_loss(
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction=reduction)
 
 
-def make_windows(calibrations: Sequence[Calibration], size: int, seed: int) -> Windows:
-    """Join the windows of all sources, cut or padded to `size` tokens, and hold some out by `seed`."""
+def make_windows(
+    calibrations: Sequence[Calibration], size: int, seed: int, *, written: Bool[Tensor, "N S"] | None = None
+) -> Windows:
+    """Join the windows of all sources, cut or padded to `size` tokens, and hold some out by `seed`.
+
+    `written` are the tokens that are predicted, of all windows; None for all.
+    """
     ids = torch.cat([F.pad(c.ids[:, :size], (0, max(0, size - c.ids.shape[1]))) for c in calibrations])
     lengths = torch.cat([c.lengths.clamp(max=size) for c in calibrations])
-    joined = Calibration(ids, lengths, ", ".join(c.label for c in calibrations))
-    usable = (lengths > 1).nonzero().flatten()
+    joined = Calibration(ids, lengths, ", ".join(c.label for c in calibrations), written)
+    usable = _predicted(joined)[:, 1:].any(dim=1).nonzero().flatten()
     if not len(usable):
         raise CalibrationError(f"{joined.label}: there is no token to predict", "give more text with --data")
     shuffled = usable[torch.randperm(len(usable), generator=torch.Generator().manual_seed(seed))]
     held_out = min(HELD_OUT, len(shuffled) // 10)
     return Windows(joined, shuffled[held_out:], shuffled[:held_out] if held_out else shuffled, seed)
+
+
+def _predicted(windows: Calibration) -> Bool[Tensor, "N S"]:
+    return windows.keep if windows.written is None else windows.keep & windows.written
 
 
 def check_vocabulary(
@@ -130,6 +147,38 @@ def draw_windows(
     found = random_places(corpus, tokenizer, tokens=tokens, seq_len=size, seed=settings.seed)
     check_vocabulary(found, vocabulary, found.label)
     return found
+
+
+def draw_conversations(
+    files: Sequence[PathLike], tokenizer: Any, vocabulary: int, settings: WeightTraining, progress: Progress
+) -> Calibration | None:
+    """Draw conversations from files, as many as `draw_windows` windows, of which `written` are the assistant's answers.
+
+    Each is a window, cut if it is longer. None if the first document is no conversation.
+
+    (CalibrationError: other documents stand among them, or no answer begins within a window.)
+    """
+    corpus, size = Corpus([Path(file) for file in files], tokenizer, progress), settings.seq_len
+    kinds = {document.is_chat for document in corpus}
+    if True not in kinds:
+        return None
+    if len(kinds) > 1:
+        hint = "train on the one, then on the other: --base takes an expert too; or give text alone"
+        raise CalibrationError(f"{corpus.label}: some rows are conversations, and some are text", hint)
+    tokens = (settings.windows + HELD_OUT) * size
+    found = document_beginnings(corpus, tokenizer, tokens=tokens, seq_len=size, seed=settings.seed, speaker="assistant")
+    check_vocabulary(found, vocabulary, found.label)
+    written = found.keep if found.written is None else found.keep & _with_next(found.written)
+    cut = int((found.lengths == size).sum())
+    long = f"; {cut:,} of {size:,} tokens or more are cut there" if cut else ""
+    learned = f"{int(written.sum()):,} of {found.tokens:,} tokens are answers, which alone are learned"
+    remark(progress, f"{found.label}: of {len(found.ids):,} conversations {learned}{long}")
+    return replace(found, written=written)
+
+
+def _with_next(written: Bool[Tensor, "N S"]) -> Bool[Tensor, "N S"]:
+    """Return the same, with the token after each that is true: the one that ends an answer."""
+    return written | F.pad(written[:, :-1], (1, 0))
 
 
 def remark_repeats(progress: Progress, windows: Windows, used: int) -> None:

@@ -69,9 +69,9 @@ def test_train_expert_prints_loss_digest_and_tokens(reg: Reg, zoo: Zoo, tmp_path
     assert result.stdout.splitlines()[0].endswith(document["version"]["digest"][:12])
     assert "1 step, 128 tokens" in reg("show", "fresh").stdout
     assert reg.json("show", "fresh")["training"]["tokens"] == 128
-    written = reg(*words, "--out", tmp_path / "out", "--mlp", "lora:2")
+    written = reg(*words, "--out", tmp_path / "out", "--lora", 2)
     assert f"into {tmp_path / 'out'}" in written.stdout
-    for wrong in (("--mlp", "lora:x"), ("--device", "cuda:7")):
+    for wrong in (("--lora", 2, "--trunk", "free"), ("--device", "cuda:7")):
         told = reg(*words, *wrong, code=1).stderr
         assert "error: " in told
         assert "  next: " in told

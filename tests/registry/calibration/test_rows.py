@@ -61,7 +61,7 @@ def test_tools_of_a_conversation_are_the_templates_text(tmp_path: Path, tokenize
     tokenizer = chatting(tokenizer, "{% for t in tools or [] %}[{{ t.name }}]{% endfor %}" + CHATML)
     (document,) = corpus(tmp_path / "a.jsonl", [ROWS["messages"] | {"tools": [{"name": "sum"}]}], tokenizer)
     assert document.text.startswith("[sum]<|system|>")
-    assert [document.text[begin:end] for begin, end in document.contents(tokenizer)] == ["add 1 2", "3"]
+    assert [document.text[slice(*place)] for _, place in document.contents(tokenizer)] == ["add 1 2", "3"]
 
 
 def test_without_a_template_contents_are_joined_and_that_is_said_once(tmp_path: Path, tokenizer: Any) -> None:
@@ -129,7 +129,9 @@ def test_contents_are_found_whatever_the_template_makes_of_them(tokenizer: Any, 
         {"role": "user", "content": "user"},
     )
     document = Document(tokenizer.apply_chat_template(list(messages), tokenize=False), messages)
-    found = [document.text[begin:end] for begin, end in document.contents(tokenizer)]
+    roles, places = zip(*document.contents(tokenizer), strict=True)
+    assert roles == ("user", "assistant", "user")
+    found = [document.text[slice(*place)] for place in places]
     answer = "a" if template == "thoughts removed" else "<think>hm</think>a"
     assert [text.strip() for text in found] == ["user asks <|end|> of system", answer, "user"]
 
@@ -137,7 +139,7 @@ def test_contents_are_found_whatever_the_template_makes_of_them(tokenizer: Any, 
 def test_a_template_that_is_not_understood_leaves_all_text_counted(tokenizer: Any) -> None:
     tokenizer = chatting(tokenizer, "{{ 'A' if messages[0].content == 'x' else 'B' }}{{ messages[0].content }}")
     document = Document("Ax", ({"role": "user", "content": "x"},))
-    assert list(document.contents(tokenizer)) == [(0, 2)]
+    assert list(document.contents(tokenizer)) == [(None, (0, 2))]
 
 
 @pytest.mark.parametrize("way", ["anywhere", "all of it", "beginnings", "evenly"])

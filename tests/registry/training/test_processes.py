@@ -65,7 +65,7 @@ def launch_expert(
     [
         ({"trunk": "free", "accumulate": 2}, False),
         ({"coordinate": True, "router_bias": True}, True),
-        ({"mlp": "lora:2"}, False),
+        ({"lora": 2}, False),
         ({"coordinate": True, "router_bias": True}, False),
         ({"trunk": "free", "accumulate": 2}, True),
     ],
@@ -80,11 +80,12 @@ def test_two_processes_train_what_one_does(
     done = launch_expert(filled, zoo, tmp_path / "both", **extra)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained fresh in") == 1
-    folders = (zoo.base, tmp_path / "alone", tmp_path / "both")
-    base, one, two = (load_file(folder / "model.safetensors") for folder in folders)
+    file = "adapter_model.safetensors" if "lora" in changes else "model.safetensors"
+    one, two = (load_file(tmp_path / name / file) for name in ("alone", "both"))
+    base = {name: torch.zeros_like(one[name]) for name in one} if "lora" in changes else load_file(zoo.base / file)
     mlp = Checkpoint(zoo.base).mlp
     for name, tensor in base.items():
-        if name in mlp or changes.get("trunk") == "free":
+        if "lora" in changes or name in mlp or changes.get("trunk") == "free":
             assert torch.allclose(one[name], two[name], atol=1e-4), name
             assert not torch.allclose(tensor, two[name], atol=1e-3), name
         else:
@@ -108,7 +109,7 @@ def test_two_processes_train_what_one_does(
     [
         {"fsdp": True},
         {},
-        {"mlp": "lora:2"},
+        {"lora": 2},
         {"coordinate": True, "router_bias": True, "fsdp": True},
         {"train": "all", "fsdp": True},
         {"train": "mlps", "dtype": "bfloat16"},
@@ -197,8 +198,8 @@ def test_what_one_process_cannot_do_is_refused(
     with pytest.raises(InvalidInputError, match="over processes, and there is one") as caught:
         filled.train_expert("fresh", "base", [zoo.train["code"]], settings)
     assert "torchrun" in str(caught.value.hint)
-    with pytest.raises(InvalidInputError, match="cannot be added to sharded weights"):
-        ExpertTraining(fsdp=True, mlp="lora:2")
+    with pytest.raises(InvalidInputError, match="--fsdp has no meaning"):
+        ExpertTraining(fsdp=True, lora=2)
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")

@@ -5,6 +5,7 @@ how it was trained, and wrong input is refused first.
 """
 
 import json
+import math
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,27 +13,33 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
 
-from registry import ExpertTraining, Recipe, Registry, TestSettings, errors
+from registry import ExpertTraining, PassSettings, Recipe, Registry, TestSettings, errors
 from registry.calibration.corpus import Document
 from registry.calibration.windows import encode
 from registry.checkpoint import Checkpoint
+from registry.checkpoint.adapter import WEIGHTS
+from registry.checkpoint.adapter_config import CONFIG
 from registry.checkpoint.model_files import EXPERT_TRAINING, ROUTER_FILE
 from registry.checkpoint.trained_files import RouterRows, pack_rows, unpack_rows
+from registry.checkpoint.version_files import base_of_adapter, training_record
 from registry.member import load_member
 from registry.progress import silent
 from registry.runtime.loading import load_model, load_tokenizer
 from registry.training import TrainedExpert
 from registry.training.coordinated import CoordinatedMLP, begin_rows
 from registry.training.loop import Losses, curve
-from registry.training.trainable import Trainable, trained_weights
+from registry.training.training_windows import draw_conversations, draw_windows, make_windows
 from tests.conftest import Zoo, files_of
 from tests.models import logits, make_model, save_checkpoint, train_tokenizer
+from tests.registry.checkpoint.test_adapter import quiet
 from tests.remarks import Remarks
 
 SETTINGS = ExpertTraining(tokens=6 * 2 * 32, batch_size=2, seq_len=32, lr=0.01, device="cpu", dtype="float32")
+COUNTED = PassSettings(sites="counts")
 IDS = torch.randint(1, 320, (2, 32), generator=torch.Generator().manual_seed(0))
 
 
@@ -50,11 +57,9 @@ def train(registry: Registry, zoo: Zoo, out: Path | None = None, **changes: Any)
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"mlp": "lora:2"}, "a change of rank 2 of the MLPs of base@1"),
         ({"coordinate": True}, "the MLPs of base@1 and router rows"),
         ({}, "the MLPs of base@1"),
         ({"trunk": "free"}, "all weights of base@1"),
-        ({"mlp": "lora:2", "trunk": "free"}, "the trunk and a change of rank 2 of the MLPs of base@1"),
         ({"coordinate": True, "router_bias": True}, "the MLPs of base@1 and router rows"),
     ],
 )
@@ -65,8 +70,8 @@ def test_what_is_frozen_is_the_base_models_to_the_byte(
     done = train(filled, zoo, tmp_path / "out", **changes)
     assert done.registration is None
     base, mlp = Checkpoint(zoo.base), Checkpoint(zoo.base).mlp
-    told = f"training {what}: {check_count(zoo.base, **changes):,} weights, 6 steps, 384 tokens, on cpu"
-    assert heard.labels[:2] == ["writing", told]  # the base model is written from the registry's arrays first
+    told = f"training {what}: {count_of(zoo.base, **changes):,} weights, 6 steps, 384 tokens, on cpu"
+    assert told in heard.labels
     old, new = load_file(zoo.base / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
     assert old.keys() == new.keys()
     for name, tensor in old.items():
@@ -76,27 +81,100 @@ def test_what_is_frozen_is_the_base_models_to_the_byte(
     own = {EXPERT_TRAINING, ROUTER_FILE} if "coordinate" in changes else {EXPERT_TRAINING}
     assert files_of(tmp_path / "out").keys() - files_of(zoo.base).keys() == own
     assert Checkpoint(tmp_path / "out").shapes == base.shapes
-    if "mlp" in changes:  # the change of a matrix has the rank that was asked for
-        name = next(name for name in mlp if name.endswith("down_proj.weight"))
-        values = torch.linalg.svdvals(new[name].double() - old[name].double())
-        assert float(values[2]) < 1e-5 * float(values[0])
     assert not torch.equal(logits(tmp_path / "out", IDS), logits(zoo.base, IDS))
 
 
-def check_count(folder: Path, **changes: Any) -> int:
-    """Check that the number of weights that is told is that of what gets a gradient, and return it."""
-    checkpoint, settings = Checkpoint(folder, remote_code=True), settings_with(**changes)
-    parameters = Trainable(load_model(folder, "float32", "cpu"), checkpoint, settings).parameters
-    weights = sum(part.numel() for part in parameters)
-    assert trained_weights(checkpoint, settings) == weights
-    return weights
+def count_of(folder: Path, **changes: Any) -> int:
+    """Return the number of weights that a training changes."""
+    checkpoint, settings = Checkpoint(folder), settings_with(**changes)
+    trained = [*checkpoint.mlp, *(checkpoint.trunk if settings.trunk == "free" else ())]
+    count = sum(math.prod(checkpoint.shapes[name]) for name in trained)
+    if settings.coordinate:
+        sizes = checkpoint.architecture
+        count += sizes.num_hidden_layers * (sizes.hidden_size + int(settings.router_bias))
+    return count
 
 
-@pytest.mark.parametrize("family", ["phi3", "gemma", "qwen2"])
-def test_weights_of_other_families_are_counted_too(tmp_path: Path, family: str) -> None:
-    folder = save_checkpoint(make_model(family, 1), tmp_path / family, train_tokenizer())
-    for changes in ({}, {"trunk": "free"}, {"mlp": "lora:3"}):
-        check_count(folder, **changes)
+@pytest.mark.check
+@pytest.mark.parametrize("family", ["llama", "phi3", "mixtral"])
+def test_an_adapter_trains_beside_its_base_model(zoo: Zoo, tmp_path: Path, family: str) -> None:
+    """PEFT loads it and has the loss that is told; the version is an adapter, the same as of the folder."""
+    changes = {"num_local_experts": 2} if family == "mixtral" else {}
+    base = save_checkpoint(make_model(family, 1, **changes), tmp_path / "base", train_tokenizer())
+    settings, data = settings_with(lora=2, tokens=20 * 4 * 32, batch_size=4), [zoo.train["code"]]
+    with Registry(tmp_path / "home") as registry:
+        registry.add_base("base", base)
+        registry.progress = heard = Remarks()
+        done = registry.train_expert("fresh", "base", data, settings, out=tmp_path / "out")
+        assert done.losses.after < done.losses.before
+        own = files_of(tmp_path / "out")
+        assert own.keys() == {CONFIG, WEIGHTS, EXPERT_TRAINING}
+        count = sum(part.numel() for part in load_file(tmp_path / "out" / WEIGHTS).values())
+        assert f"training an adapter of rank 2 of base@1: {count:,} weights, 20 steps" in heard.text
+        assert json.loads(own[CONFIG])["base_model_name_or_path"] == "base@1"
+        plain = load_model(base, "float32", "cpu")
+        windows = make_windows([draw_windows(data, train_tokenizer(), 320, settings)], 32, settings.seed)
+        assert windows.loss(plain, 4) == pytest.approx(done.losses.before, rel=1e-6)
+        with quiet():
+            trained = PeftModel.from_pretrained(plain, tmp_path / "out").eval()
+        assert windows.loss(trained, 4) == pytest.approx(done.losses.after, rel=1e-6)
+        registered = registry.train_expert("fresh", "base", data, settings).registration
+        assert registered is not None
+        registry.export("fresh", tmp_path / "again", as_lora=True)
+        written = files_of(tmp_path / "again")
+        assert written == {name: own[name] for name in written}
+        added = registry.add_expert("added", tmp_path / "out", base="base", data=data, settings=COUNTED)
+        for version in (registered.version, added.version):
+            assert base_of_adapter(version) == (registry.resolve("base").content or {})["weights"]
+            assert training_record(registry._workspace, version) is not None
+        if family == "mixtral":
+            with pytest.raises(errors.InvalidInputError, match="not in the table of families"):
+                registry.train_expert("other", "base", data, SETTINGS)
+
+
+CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>{% endfor %}"
+
+
+@pytest.mark.check
+def test_of_conversations_answers_alone_are_learned(tmp_path: Path) -> None:
+    """What is learned is every answer with the token that ends it, and nothing else; a long one is cut."""
+    tokenizer = train_tokenizer()
+    tokenizer.add_tokens(["<user>", "<assistant>", "<end>"], special_tokens=True)
+    tokenizer.chat_template = CHAT
+    base = save_checkpoint(make_model("llama", 1, vocab_size=323), tmp_path / "base", tokenizer)
+    talk = [("user", "x"), ("assistant", "return"), ("user", "y"), ("assistant", "the court"), ("user", "z")]
+    one = [{"role": role, "content": content} for role, content in talk]
+    long = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "the court " * 30}]
+    rows = [{"messages": one}] * 11 + [{"messages": long}]
+    file = tmp_path / "chat.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = settings_with(lora=2)
+    with Registry(tmp_path / "home") as registry:
+        registry.progress = heard = Remarks()
+        done = registry.train_expert("fresh", base, [file], settings, out=tmp_path / "out")
+        with file.open("a") as opened:
+            opened.write(json.dumps({"text": "and some text"}) + "\n")
+        with pytest.raises(errors.CalibrationError, match="some are text"):
+            registry.train_expert("fresh", base, [file], settings, out=tmp_path / "other")
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = draw_conversations([file], tokenizer, 323, settings, silent)
+    assert found is not None
+    assert found.written is not None
+    texts = [tokenizer.decode(ids[kept]) for ids, kept in zip(found.ids, found.written, strict=True)]
+    assert texts[:11] == ["return<end>the court<end>"] * 11
+    assert "user" not in texts[11]
+    assert int(found.lengths[11]) == 32
+    count, total = int(found.written.sum()), int(found.lengths.sum())
+    assert (
+        f"of 12 conversations {count:,} of {total:,} tokens are answers, which alone are learned; 1 of 32" in heard.text
+    )
+    windows = make_windows([found], 32, settings.seed, written=found.written)
+    (number,) = windows.held_out.tolist()
+    ids, keep = found.ids[number, : found.lengths[number]].long(), found.written[number, : found.lengths[number]]
+    scores = load_model(base, "float32", "cpu")(input_ids=ids[None]).logits[0, :-1].detach().log_softmax(dim=-1)
+    own = scores.gather(1, ids[1:, None])[:, 0][keep[1:]]
+    assert done.losses.before == pytest.approx(-own.mean().item(), rel=1e-5)
+    assert done.tokens == len(own)
 
 
 @pytest.mark.check
@@ -130,7 +208,7 @@ def test_the_loss_falls_and_the_version_stores_how_it_was_trained(filled: Regist
 @pytest.mark.trust(after=1)
 @pytest.mark.parametrize(
     ("at", "changes"),
-    [(4, {"mlp": "lora:2"}), (1, {}), (6, {"accumulate": 2}), (3, {"coordinate": True, "dtype": "bfloat16"})],
+    [(4, {"lora": 2}), (1, {}), (6, {"accumulate": 2}), (3, {"coordinate": True, "dtype": "bfloat16"})],
     ids=str,
 )
 def test_an_interrupted_training_goes_on_to_the_same_curve_and_bytes(
@@ -202,8 +280,9 @@ def test_wrong_input_is_refused_before_anything_is_trained(
         ({"weight_decay": -1.0}, "weight_decay"),
         ({"warmup": 7}, "warmup"),
         ({"trunk": "loose"}, "trunk"),
-        ({"mlp": "lora:0"}, "mlp"),
-        ({"mlp": "half"}, "mlp"),
+        ({"lora": 0}, "lora"),
+        ({"lora": 2, "trunk": "free"}, "--trunk free has no meaning"),
+        ({"lora": 2, "coordinate": True}, "--coordinate has no meaning"),
         ({"dtype": "float16"}, "dtype"),
         ({"device": "cuda:1"}, "device"),
         ({"coordinate": True, "trunk": "free"}, "coordinate share a frozen trunk"),
