@@ -7,7 +7,7 @@ BIN := .venv/bin
 alone = home=$$(mktemp -d) && env -u HF_HOME -u PLAYWRIGHT_BROWSERS_PATH -u XDG_CACHE_HOME -u XDG_CONFIG_HOME \
 	-u XDG_DATA_HOME -u XDG_STATE_HOME HOME=$$home $(1); status=$$?; rm -rf $$home; exit $$status
 
-.PHONY: demo test check postgres coverage trust lint fix reference docs quality papers bench wheel clean
+.PHONY: demo test check postgres coverage trust lint fix reference docs quality real papers bench wheel clean
 
 demo: .venv/tour
 	@$(BIN)/reg demo
@@ -42,6 +42,9 @@ docs: reference  ## write the documentation as a site; to read it: python -m htt
 
 quality: .venv/installed  ## measure every method on real experts; FAR=folder adds far ones
 	$(BIN)/python -m benchmarks.quality $(if $(FAR),--far $(FAR))
+
+real: .venv/installed  ## measure experts of a real chat model; SIZE=full takes a GPU; ADAPTERS=folder and SKILLS=folder of your own
+	$(BIN)/python -m benchmarks.real $(if $(SIZE),--size $(SIZE)) $(if $(ADAPTERS),--adapters $(ADAPTERS)) $(if $(SKILLS),--skills $(SKILLS))
 
 papers: .venv/installed  ## measure tables in the shape of the papers'; FAR=folder adds far domains
 	$(BIN)/python -m benchmarks.papers $(if $(FAR),--far $(FAR))

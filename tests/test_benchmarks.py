@@ -2,6 +2,8 @@
 
 import json
 import re
+from math import exp
+from random import Random
 from xml.etree import ElementTree
 
 import pytest
@@ -12,6 +14,8 @@ from benchmarks.compose_scaling import SERIES, TRUNKS, figure
 from benchmarks.context_cost import RECIPES, REFERENCES, table
 from benchmarks.first_output import CALLS
 from benchmarks.papers.page import page as papers_page
+from benchmarks.real.measure import interval, scores, wilson
+from benchmarks.real.skills import SKILLS
 from benchmarks.training_growth import Growth, Point
 from benchmarks.training_growth import page as training_page
 from cli.command_names import COMMANDS
@@ -106,3 +110,28 @@ def test_processor_time_of_a_command_is_not_its_wall_time() -> None:
     assert found.seconds >= 0.2
     assert found.processor is not None
     assert 0 < found.processor < 0.2
+
+
+def test_skills_ask_for_what_training_did_not_show() -> None:
+    for name, make in SKILLS.items():
+        training, test = make(Random(name))
+        assert make(Random(name)) == (training, test)
+        shown = {question for question, _ in training}
+        assert len(shown) == len(training) >= 150
+        assert len(test) >= 90
+        assert not shown & {question for question, _ in test}
+        assert {answer for _, answer in test} <= {answer for _, answer in training} or name == "change"
+    trained, asked = ({question.rpartition(" ")[2] for question, _ in part} for part in SKILLS["continents"](Random(0)))
+    assert not trained & asked - {"to?"}
+
+
+def test_an_interval_of_equal_models_holds_nothing_else() -> None:
+    best = {"code": [1.0, 2.0, 3.0], "law": [2.0, 2.5]}
+    worse = {name: [loss + 0.1 for loss in losses] for name, losses in best.items()}
+    assert scores(best, best) == {"code": 100.0, "law": 100.0}
+    assert interval(best, best) == (100.0, 100.0)
+    assert interval(best, best, worse) == pytest.approx((100 - 100 * exp(-0.1),) * 2, rel=1e-5)
+    assert wilson(0, 50)[0] == pytest.approx(0.0, abs=1e-9)
+    low, high = wilson(25, 50)
+    assert low == pytest.approx(36.6, abs=0.1)
+    assert low + high == pytest.approx(100.0)

@@ -1,0 +1,138 @@
+"""What a model gives: losses of windows, answers to the letter, and its pace beside the base model; with intervals."""
+
+import math
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.adapters import DECODED, PROMPT, measured, speed
+from benchmarks.many_members import losses
+from benchmarks.real.place import Place, conversations, windows_of
+from benchmarks.real.rows import ROWS, one, plain
+from benchmarks.real.skills import FACTS
+
+RESAMPLES = 2000
+ROUNDS = 3  # in which a model and the base model take turns
+GENERAL = "general"
+"""A corpus of no expert's, in whose score the base model has 100."""
+FACT_TOKENS = 24
+
+
+@torch.inference_mode()
+def answers(place: Place, model: Any, prompts: Sequence[Sequence[dict[str, str]]], longest: int) -> list[str]:
+    """Return the greedy answers to conversations, each of at most so many tokens."""
+    tokenizer, found = place.tokenizer, list[str]()
+    for start in range(0, len(prompts), 50):
+        texts = [
+            tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            for messages in prompts[start : start + 50]
+        ]
+        x = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
+        stop = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.eos_token_id}
+        ids = model.generate(**x, max_new_tokens=longest, do_sample=False, **stop)
+        found += tokenizer.batch_decode(ids[:, x["input_ids"].shape[1] :], skip_special_tokens=True)
+    return [text.strip() for text in found]
+
+
+def exact_match(place: Place, model: Any, tasks: Sequence[str]) -> dict[str, list[int]]:
+    """Return [answers to the letter, questions] by skill, and by A → B of B's question after one of A."""
+    found = {}
+    for name, rows in conversations(place, tasks).items():
+        right = [messages[-1]["content"] for messages in rows]
+        longest = max(len(place.tokenizer(answer)["input_ids"]) for answer in right) + 3
+        told = answers(place, model, [messages[:-1] for messages in rows], longest)
+        found[name] = [sum(a == b for a, b in zip(told, right, strict=True)), len(rows)]
+    return found
+
+
+def facts(place: Place, model: Any) -> list[int]:
+    """Return [questions of no expert whose answer has a right word, questions]."""
+    told = answers(place, model, [[{"role": "user", "content": question}] for question in FACTS], FACT_TOKENS)
+    words = (right.lower().split("|") for right in FACTS.values())
+    return [sum(any(word in text.lower() for word in own) for text, own in zip(told, words, strict=True)), len(FACTS)]
+
+
+def pace(place: Place, model: Any) -> dict[str, float]:
+    """Return the seconds of a prompt and of a token, relative to the base model's, in turn with it."""
+    base, text = plain(place).eval(), windows_of(place, place.domains[0]).flatten()
+    ids = text.repeat(-(-(PROMPT + DECODED) // len(text)))[None, : PROMPT + DECODED]
+    runs = {"base": lambda ids: speed(base, ids), "model": lambda ids: speed(model, ids)}
+    found = measured(runs, ids, ROUNDS)["model"]
+    return {key: found[key] for key in ("prefill_ratio", "decode_ratio")}
+
+
+@contextmanager
+def scratch_of(place: Place) -> Iterator[Path]:
+    """Yield a folder that is not there yet, and delete it."""
+    folder = place.work / "out"
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def measure(place: Place, row: str, names: Sequence[str], *, paced: bool) -> dict[str, Any]:
+    """Return what a row gives for members, as JSON: losses of domains' windows, answers, bytes and pace."""
+    started = time.perf_counter()
+    with scratch_of(place) as scratch:
+        model = ROWS[row](place, names, scratch).eval()
+        size = sum(path.stat().st_size for path in scratch.glob("*.safetensors"))
+        found: dict[str, Any] = {
+            "domains": {name: losses(model, windows_of(place, name)).tolist() for name in (*place.domains, GENERAL)},
+            "MB": round(size / 1e6),
+        }
+        if tasks := [task for task in place.tasks if task in names]:
+            found |= {"skills": exact_match(place, model, tasks), "facts": facts(place, model)}
+        if paced:
+            found["pace"] = pace(place, model)
+    return found | {"seconds": round(time.perf_counter() - started)}
+
+
+def own(place: Place) -> dict[str, Any]:
+    """Return what each domain's or skill's own expert gives on it, by PEFT, and the base model on everything else."""
+    base = plain(place).eval()
+    found: dict[str, Any] = {"domains": {GENERAL: losses(base, windows_of(place, GENERAL)).tolist()}, "skills": {}}
+    for name in place.domains:
+        found["domains"][name] = losses(one(place, name).eval(), windows_of(place, name)).tolist()
+    for name in place.tasks:
+        found["skills"] |= exact_match(place, one(place, name).eval(), [name])
+    return found | {"facts": facts(place, base)}
+
+
+def scores(best: dict[str, list[float]], found: dict[str, list[float]]) -> dict[str, float]:
+    """Return the score of each domain: 100 for the model of `best`."""
+    return {
+        name: 100 * math.exp(sum(best[name]) / len(best[name]) - sum(found[name]) / len(found[name])) for name in best
+    }
+
+
+def interval(best: dict[str, list[float]], found: dict[str, list[float]], less: Any = None) -> tuple[float, float]:
+    """Return the 95 % interval of the mean score, or with `less` of by how much it is above that model's.
+
+    Windows are drawn again, each for all models at once.
+    """
+    draw, means = torch.Generator().manual_seed(0), []
+    tensors = [{name: torch.tensor(own) for name, own in every.items()} for every in (best, found, less or {})]
+    for _ in range(RESAMPLES):
+        mean = 0.0
+        for name, right in tensors[0].items():
+            picks = torch.randint(0, len(right), (len(right),), generator=draw)
+            own = [(right[picks] - every[name][picks]).mean().exp() for every in tensors[1:] if every]
+            mean += 100 * float(own[0] - sum(own[1:]))
+        means.append(mean / len(best))
+    low, high = torch.tensor(means).quantile(torch.tensor([0.025, 0.975])).tolist()
+    return low, high
+
+
+def wilson(right: int, count: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share, in percent (Wilson 1927)."""
+    z, share = 1.96, right / count
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    return 100 * (middle - half), 100 * (middle + half)

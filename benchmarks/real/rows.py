@@ -1,0 +1,97 @@
+"""The models that are compared: of each row of the tables, how it is made of adapters."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import ArrowConfig, PeftModel, create_arrow_model
+from transformers import AutoModelForCausalLM
+
+from benchmarks.real.place import JOINT, Place
+from registry import Recipe, Registry
+
+Load = Callable[[Place, Sequence[str], Path], Any]
+"""Return a model of members; the folder is free for what it writes (ValueError: it cannot be made of these)."""
+
+
+def plain(place: Place) -> Any:
+    """Return the base model."""
+    return AutoModelForCausalLM.from_pretrained(place.base, dtype=torch.float32)
+
+
+def one(place: Place, name: str) -> Any:
+    """Return the base model with one adapter."""
+    return PeftModel.from_pretrained(plain(place), place.adapter(name))
+
+
+def joint(place: Place, names: Sequence[str], scratch: Path) -> Any:
+    """Return the base model with the adapter of all domains' text."""
+    if not place.adapter(JOINT).exists():
+        raise ValueError("no such adapter was trained")
+    return one(place, JOINT)
+
+
+def merged(how: str, weight: float | None = None, **options: Any) -> Load:
+    """Return what merges adapters with PEFT, each with this weight, else with 1 / their number."""
+
+    def load(place: Place, names: Sequence[str], scratch: Path) -> Any:
+        model = PeftModel.from_pretrained(plain(place), place.adapter(names[0]), adapter_name=names[0])
+        for name in names[1:]:
+            model.load_adapter(place.adapter(name), adapter_name=name)
+        weights = [weight or 1 / len(names)] * len(names)
+        torch.manual_seed(0)  # DARE drops at random
+        model.add_weighted_adapter(list(names), weights, "all", combination_type=how, **options)
+        model.set_adapter("all")
+        return model
+
+    return load
+
+
+def arrow(top_k: int) -> Load:
+    """Return what routes adapters with PEFT's Arrow."""
+
+    def load(place: Place, names: Sequence[str], scratch: Path) -> Any:
+        paths = [str(place.adapter(name)) for name in names]
+        return create_arrow_model(plain(place), paths, ArrowConfig(top_k=min(top_k, len(paths))))
+
+    return load
+
+
+def composed(recipe: Recipe, *, own_text: bool = True) -> Load:
+    """Return what composes members with us; with `own_text` the base model is a member if the recipe takes it."""
+
+    def load(place: Place, names: Sequence[str], scratch: Path) -> Any:
+        with Registry(place.work / ("home" if own_text else "home-without-base")) as registry:
+            registry.compose(names, scratch, recipe)
+        return AutoModelForCausalLM.from_pretrained(scratch, dtype=torch.float32, trust_remote_code=True)
+
+    return load
+
+
+def dense(trunk: str, **options: Any) -> Load:
+    """Return what merges whole weights with us."""
+    return composed(Recipe(to="dense", trunk=trunk, trunk_options=options))
+
+
+ROWS: dict[str, Load] = {
+    "base": lambda place, names, scratch: plain(place),
+    "one adapter trained on all domains": joint,
+    "average": merged("cat"),
+    "sum": merged("cat", 1.0),
+    "PEFT linear": merged("linear"),
+    "PEFT svd": merged("svd"),
+    "PEFT ties": merged("ties_svd", density=0.5),
+    "PEFT dare": merged("dare_linear_svd", density=0.5),
+    "PEFT Arrow top 1": arrow(1),
+    "PEFT Arrow top 3": arrow(3),
+    "--to dense --trunk mean": dense("mean"),
+    "--to dense --trunk ties": dense("ties", density=0.8, scale=1.0),
+    "--to dense --trunk dare": dense("dare", density=0.8, scale=1.0),
+    "--to dense --trunk task-arithmetic": dense("task-arithmetic", scale=0.3),
+    "DUME as published": composed(Recipe(router="ridge", trunk="mean", refine=1, top_k=1, normalize=True)),
+    "--router ridge": composed(Recipe(router="ridge")),
+    "--to moe": composed(Recipe()),
+    "--to adapters without base member": composed(Recipe(to="adapters"), own_text=False),
+    "--to adapters": composed(Recipe(to="adapters")),
+}
