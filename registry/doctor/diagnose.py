@@ -1,15 +1,17 @@
 """Diagnosis of a folder: all checks in order, the cheap ones first; those that an error makes useless are skipped."""
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from registry.checkpoint.adapter import is_adapter
 from registry.doctor import forward_checks as forward
 from registry.doctor import header_checks as header
 from registry.doctor import value_checks as value
 from registry.doctor.examination import Examination
 from registry.doctor.finding import Cost, Diagnosis, Finding, error, passed, skipped
-from registry.errors import RegError, first_line, is_foreign
+from registry.errors import CheckpointError, RegError, first_line, is_foreign
 from registry.evaluation.model_folders import check_examined
 from registry.io.display import printable
 from registry.names.suggest import fresh
@@ -86,7 +88,9 @@ def diagnose(
     device: str | None = None,
     progress: Progress = silent,
 ) -> Diagnosis:
-    """Examine a model folder (errors as `check_examined`).
+    """Examine a model folder (errors as `check_examined`; CheckpointError: it holds an adapter, and no whole model).
+
+    InvalidInputError: the device cannot be used.
 
     Args:
         workspace: the registry, which knows the members of a composition; None without one.
@@ -95,6 +99,15 @@ def diagnose(
     """
     path = Path(folder)
     check_examined(folder, data or {})
+    if is_adapter(path):
+        raise CheckpointError(
+            f"{folder} holds an adapter, not a whole model, and a whole one is examined",
+            f"register it: reg add-expert NAME {shlex.quote(str(folder))} --base BASE; what is composed of it is whole",
+        )
+    if device is not None and not quick:
+        from registry.runtime.loading import check_device  # loads torch
+
+        check_device(device)
     files = {domain: [Path(file) for file in listed] for domain, listed in (data or {}).items()}
     exam, unmet = Examination(path, workspace, files, device, progress), dict[str, str]()
     for check in CHECKS:

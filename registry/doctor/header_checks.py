@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from registry.checkpoint.adapter import is_adapter
 from registry.checkpoint.model_files import TOKENIZER_FILES
 from registry.doctor.examination import FLOATS, Examination
 from registry.doctor.finding import Finding, error, passed, skipped, warning
@@ -38,12 +37,6 @@ _MASKS = "masks"  # the masks of a SIMoE, which are bits
 
 def check_files(folder: Examination) -> Iterator[Finding]:
     """Check config.json, the presence of every weight file, and their headers."""
-    if is_adapter(folder.path):
-        yield error(
-            "it holds an adapter, not a whole model",
-            f"register it: reg add-expert NAME {folder.quoted} --base BASE; a folder composed of it can be examined",
-        )
-        return
     assert folder.config is not None  # read, or an error that says why not
     tensors = folder.tensors
     if not tensors:

@@ -176,6 +176,12 @@ def test_wrong_requests_are_errors_of_their_own(ward: Ward, tmp_path: Path) -> N
         diagnose(None, tmp_path / "nowhere")
     with pytest.raises(RegError, match=r"absent\.txt is not a file"):
         diagnose(None, ward.folders["dense"], {"code": [tmp_path / "absent.txt"]})
+    with pytest.raises(RegError, match="device 'nowhere' cannot be used"):
+        diagnose(None, ward.folders["dense"], device="nowhere")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(RegError, match="holds an adapter, not a whole model") as caught:
+        diagnose(None, tmp_path)
+    assert "reg add-expert NAME" in str(caught.value.hint)
 
 
 @pytest.mark.check
