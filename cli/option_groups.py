@@ -36,7 +36,7 @@ RECIPE: Headings = {
     "Fit of coefficients to text": _FIT,
     "Router": ("top_k", "temperature"),
     "Refinement, on kept tokens": ("refine", "refine_mlp", "device"),
-    "Whole members, with --to ensemble or hetero": (),
+    "With --to ensemble, hetero or adapters": (),
     "Test text": ("data", "windows", "seq_len", "batch_size"),
     "Hub": ("repo", "private", "license_id"),
 }
@@ -256,4 +256,4 @@ def heading_of(name: str, headings: Headings = RECIPE) -> str:
     if name == "trunk" or "trunk" in field.only_with:
         return "Trunk"
     is_combined = any(OUTPUTS[output].is_combined for output in field.outputs)
-    return "Router" if is_combined else "Whole members, with --to ensemble or hetero"
+    return "Router" if is_combined else "With --to ensemble, hetero or adapters"

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 RANK = Option(
-    "rank", OptionKind.WHOLE, "for experts that were trained in full: the rank of the change that is kept of a matrix.",
+    "rank", OptionKind.WHOLE, "For experts that were trained in full: the rank of the change that is kept of a matrix.",
     "N", limits=Limits(1.0), noun="rank", unset=f"as many as keep {KEPT:.0%} of an expert's change",
     is_later=True, label="Rank", note="of experts that were trained in full; by default {default}", advanced=True,
 )  # fmt: skip
 MAX_BYTES = Option(
-    "max_bytes", OptionKind.WHOLE, "for the same, in place of a rank: the bytes that all changes take.", "SIZE",
+    "max_bytes", OptionKind.WHOLE, "For the same, in place of a rank: the bytes that all changes take.", "SIZE",
     limits=Limits(1.0), noun="max-bytes", unset="no limit", is_later=True, advanced=True,
 )  # fmt: skip
 
