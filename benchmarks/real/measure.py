@@ -1,6 +1,7 @@
 """What a model gives: losses of windows, answers to the letter, and its pace beside the base model; with intervals."""
 
 import math
+import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ import torch
 
 from benchmarks.adapters import DECODED, PROMPT, measured, speed
 from benchmarks.many_members import losses
+from benchmarks.real.instructions import followed, sampled
 from benchmarks.real.place import Place, conversations, windows_of
 from benchmarks.real.rows import ROWS, one, plain
 from benchmarks.real.skills import FACTS
@@ -20,7 +22,9 @@ RESAMPLES = 2000
 ROUNDS = 3  # in which a model and the base model take turns
 GENERAL = "general"
 """A corpus of no expert's, in whose score the base model has 100."""
-FACT_TOKENS = 24
+LONGEST = {"facts": 24, "SVAMP": 96, "IFEval": 256}
+"""Most tokens of an answer."""
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 @torch.inference_mode()
@@ -50,11 +54,30 @@ def exact_match(place: Place, model: Any, tasks: Sequence[str]) -> dict[str, lis
     return found
 
 
-def facts(place: Place, model: Any) -> list[int]:
-    """Return [questions of no expert whose answer has a right word, questions]."""
-    told = answers(place, model, [[{"role": "user", "content": question}] for question in FACTS], FACT_TOKENS)
+def abilities(place: Place, model: Any) -> dict[str, list[int]]:
+    """Return [right answers, questions] by benchmark of what the base model could do before, of those that are here.
+
+    Facts: the answer has a right word. SVAMP: its last number is the right one. IFEval: it follows all instructions.
+    """
+
+    def told(name: str, questions: Sequence[str]) -> list[str]:
+        return answers(place, model, [[{"role": "user", "content": one}] for one in questions], LONGEST[name])
+
     words = (right.lower().split("|") for right in FACTS.values())
-    return [sum(any(word in text.lower() for word in own) for text, own in zip(told, words, strict=True)), len(FACTS)]
+    has = [
+        any(word in text.lower() for word in own) for text, own in zip(told("facts", list(FACTS)), words, strict=True)
+    ]
+    found = {"facts": [sum(has), len(FACTS)]}
+    if (path := place.questions / "svamp_test.jsonl").exists():
+        rows = sampled(path, place.size.questions)
+        texts = told("SVAMP", [f"{row['Body'].rstrip('.')}. {row['Question']}" for row in rows])
+        last = ([0.0, *(float(number.replace(",", "")) for number in _NUMBER.findall(text))][-1] for text in texts)
+        right = [number == float(row["Answer"]) for number, row in zip(last, rows, strict=True)]
+        found["SVAMP"] = [sum(right), len(rows)]
+    if (path := place.questions / "ifeval_input_data.jsonl").exists():
+        rows = sampled(path, place.size.questions)
+        found["IFEval"] = [followed(place.work, rows, told("IFEval", [row["prompt"] for row in rows])), len(rows)]
+    return found
 
 
 def pace(place: Place, model: Any) -> dict[str, float]:
@@ -88,7 +111,7 @@ def measure(place: Place, row: str, names: Sequence[str], *, paced: bool) -> dic
             "MB": round(size / 1e6),
         }
         if tasks := [task for task in place.tasks if task in names]:
-            found |= {"skills": exact_match(place, model, tasks), "facts": facts(place, model)}
+            found |= {"skills": exact_match(place, model, tasks), "abilities": abilities(place, model)}
         if paced:
             found["pace"] = pace(place, model)
     return found | {"seconds": round(time.perf_counter() - started)}
@@ -102,7 +125,7 @@ def own(place: Place) -> dict[str, Any]:
         found["domains"][name] = losses(one(place, name).eval(), windows_of(place, name)).tolist()
     for name in place.tasks:
         found["skills"] |= exact_match(place, one(place, name).eval(), [name])
-    return found | {"facts": facts(place, base)}
+    return found | {"abilities": abilities(place, base)}
 
 
 def scores(best: dict[str, list[float]], found: dict[str, list[float]]) -> dict[str, float]:

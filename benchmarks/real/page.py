@@ -9,11 +9,15 @@ import peft
 import torch
 import transformers
 
-from benchmarks.real.measure import GENERAL, interval, scores, wilson
+from benchmarks.real.measure import GENERAL, LONGEST, interval, scores, wilson
 from benchmarks.real.place import WINDOW, Place
 from benchmarks.real.rows import ROWS
 
 REFERENCE = "--to adapters"
+BEFORE = (
+    "Then what the base model could do before, in the first row its own: facts, whose answer has a right word; SVAMP,",
+    f"whose last number is right; IFEval, whose instructions are all followed ({LONGEST['IFEval']} tokens at most).",
+)
 
 
 def result(place: Place, count: int, row: str) -> dict[str, Any]:
@@ -92,18 +96,19 @@ def _skills(place: Place, names: Sequence[str]) -> list[str]:
     measured = {row: result(place, len(names), row) for row in ROWS}
     found = {"its own expert": best} | {row: one for row, one in measured.items() if "skills" in one}
     columns = list(dict.fromkeys(name for one in found.values() for name in one["skills"]))
+    before = list(best["abilities"])
     lines = [
         "",
         f"## Answers right to the letter, in %, among {', '.join(names)}",
         "",
-        "Greedy answers. A → B: a question of B after one of A and its answer. Facts: questions of no expert, whose",
-        "answer has a right word; in the first row they are the base model's.",
+        "Greedy answers. A → B: a question of B after one of A and its answer.",
+        *(BEFORE if before else ()),
         "",
-        f"| | {' | '.join([*columns, 'facts'])} |",
-        "| --- |" + " ---: |" * (len(columns) + 1),
+        f"| | {' | '.join([*columns, *before])} |",
+        "| --- |" + " ---: |" * (len(columns) + len(before)),
     ]
     for row, one in found.items():
-        shares = [one["skills"].get(name) for name in columns] + [one["facts"]]
+        shares = [(one["skills"] | one["abilities"]).get(name) for name in (*columns, *before)]
         cells = [
             "" if not own else "{:.0f} ({:.0f} to {:.0f})".format(100 * own[0] / own[1], *wilson(*own))
             for own in shares

@@ -27,6 +27,7 @@ class Size:
         domain_steps, skill_steps: steps of a training, of 8 windows or 16 conversations.
         windows, prompts: of a domain and of a skill, in a test.
         tokens: of each calibration, and those that the base model writes.
+        questions: of each benchmark of what the base model could do before.
     """
 
     domains: tuple[str, ...]
@@ -35,13 +36,14 @@ class Size:
     skill_steps: int
     windows: int
     prompts: int
+    questions: int
     tokens: int = 24_576
 
 
 SIZES = {
-    "full": Size(("biomed", "code", "german", "math"), ("change", "continents", "kinds"), 170, 120, 32, 90),
-    "small": Size(("code", "german"), ("kinds",), 12, 30, 8, 45, 8192),
-    "tiny": Size(("code",), ("kinds",), 1, 1, 1, 2, 1024),
+    "full": Size(("biomed", "code", "german", "math"), ("change", "continents", "kinds"), 170, 120, 32, 90, 541),
+    "small": Size(("code", "german"), ("kinds",), 12, 30, 8, 45, 16, 8192),
+    "tiny": Size(("code",), ("kinds",), 1, 1, 1, 2, 1, 1024),
 }
 
 
@@ -53,6 +55,7 @@ class Place:
     adapters: Path
     corpora: Path
     skills: Path
+    questions: Path
     work: Path
     size: Size
     tokenizer: Any = field(repr=False)
