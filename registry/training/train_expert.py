@@ -1,6 +1,7 @@
 """Training of an expert from its base model, and its registration."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from registry.training.launcher import Processes, joined
 from registry.training.loop import Losses, training_document
 from registry.training.settings import ExpertTraining, TrainingText, announce
 from registry.training.trainable import Trainable, TrainableAdapter
+from registry.training.training_paths import base_version
 from registry.training.training_windows import (
     HELD_OUT,
     draw_conversations,
@@ -92,11 +94,14 @@ def train_expert(
             check_output(Path(out).absolute(), replace=None)
         settings.check_processes(processes.count)
         checkpoint, holds = stack.enter_context(shared_base(workspace, base, processes))
-        if settings.lora is None and not checkpoint.family.has_table:
+        is_registered = base_version(workspace.catalog, base) is not None
+        if not checkpoint.family.has_table and (settings.lora is None or not (is_registered or out)):
             raise InvalidInputError(
                 f"{checkpoint.label}: the layers of {checkpoint.family.model_type!r} models are not in the table of "
-                "families, so that an expert of them is an adapter",
-                "add --lora 16",
+                "families, so that an expert of them is an adapter of a registered base model",
+                "add --lora 16"
+                if is_registered
+                else f"reg add-base NAME {shlex.quote(str(base))}; then --base NAME --lora 16",
             )
         scratch = stack.enter_context(temporary(workspace.home.merged, holds, prefix="training-"))
         target = scratch / "expert" if out is None else Path(out).absolute()

@@ -119,6 +119,7 @@ class TrainableAdapter:
         model: PEFT's wrapper of the model.
 
     Raises:
+        CheckpointError: the model has no such layer.
         StorageError: PEFT is not installed.
     """
 
@@ -139,6 +140,12 @@ class TrainableAdapter:
             for name, part in model.named_modules()
             if isinstance(part, nn.Linear) and part is not head
         }
+        if not linear:
+            raise CheckpointError(
+                f"{checkpoint.label}: no layer of a {checkpoint.family.model_type!r} model is linear, and an adapter "
+                "changes linear layers",
+                "drop --lora",
+            )
         config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=sorted(linear), task_type="CAUSAL_LM")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of one library to the other

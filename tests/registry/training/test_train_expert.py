@@ -128,8 +128,12 @@ def test_an_adapter_trains_beside_its_base_model(zoo: Zoo, tmp_path: Path, famil
             assert base_of_adapter(version) == (registry.resolve("base").content or {})["weights"]
             assert training_record(registry._workspace, version) is not None
         if family == "mixtral":
-            with pytest.raises(errors.InvalidInputError, match="not in the table of families"):
-                registry.train_expert("other", "base", data, SETTINGS)
+            for of, wanted in (("base", SETTINGS), (base, settings)):
+                with pytest.raises(errors.InvalidInputError, match="not in the table of families"):
+                    registry.train_expert("other", of, data, wanted)
+            turned = save_checkpoint(make_model("gpt2", 1), tmp_path / "gpt2", train_tokenizer())  # has Conv1D alone
+            with pytest.raises(errors.CheckpointError, match="no layer of a 'gpt2' model is linear"):
+                registry.train_expert("other", turned, data, settings, out=tmp_path / "other")
 
 
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>{% endfor %}"
