@@ -133,6 +133,10 @@ def _of_routing(plan: Plan) -> Iterator[PlanWarning]:
         )
 
 
+_CONVERSATION = 2048
+"""Tokens of a conversation, at most, as a rule: each has a token of its template."""
+
+
 def _of_templates(plan: Plan) -> Iterator[PlanWarning]:
     """Yield members whose evidence counts the tokens of their chat template.
 
@@ -143,8 +147,8 @@ def _of_templates(plan: Plan) -> Iterator[PlanWarning]:
             continue
         counts = member.evidence_counts
         marks = {token: int(counts[number]) for number, token in chat_marks(member).items() if number < len(counts)}
-        if not any(marks.values()):
-            continue
+        if sum(marks.values()) * _CONVERSATION < int(counts.sum()):
+            continue  # text of another kind has some of them too, such as file names in code
         most = max(marks, key=marks.__getitem__)
         yield PlanWarning(
             (member.version.ref,),

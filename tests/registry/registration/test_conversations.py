@@ -113,7 +113,7 @@ def test_a_version_from_before_keeps_its_bytes_and_says_what_to_do(
     registry: Registry, skills: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("registry.calibration.windows.Document.contents", lambda self, _: [(0, len(self.text))])
+        patch.setattr("registry.calibration.windows.Document.contents", lambda self, _: [(None, (0, len(self.text)))])
         plan = register(registry, skills)
     assert all(not member.has_statistics(CONTENT_COUNTS) for member in plan.members)
     warnings = plan.output.warnings(plan)
@@ -121,6 +121,9 @@ def test_a_version_from_before_keeps_its_bytes_and_says_what_to_do(
     assert "short@1 is known by its chat template too: <|" in warnings[1].reason
     assert "reg add-expert short CKPT --data FILE" in warnings[1].remedy
     assert warnings[1].figure > warnings[0].figure > 0
+    with monkeypatch.context() as patch:
+        patch.setattr("registry.methods.moe.preview._CONVERSATION", 1)  # so these are few in so many tokens
+        assert plan.output.warnings(plan) == ()
     plan = register(registry, skills)  # the same command once more
     assert [member.version.ref for member in plan.members] == ["long@2", "short@2"]
     assert [version.ref for version in registry.versions()] == ["long@1", "long@2", "short@1", "short@2"]
