@@ -154,7 +154,8 @@ def draw_conversations(
 ) -> Calibration | None:
     """Draw conversations from files, as many as `draw_windows` windows, of which `written` are the assistant's answers.
 
-    Each is a window, cut if it is longer. None if the first document is no conversation.
+    Each is a window, cut if it is longer. Where the chat template does not show where answers stand, all is learned,
+    which is said. None if no document is a conversation.
 
     (CalibrationError: other documents stand among them, or no answer begins within a window.)
     """
@@ -169,9 +170,16 @@ def draw_conversations(
     found = document_beginnings(corpus, tokenizer, tokens=tokens, seq_len=size, seed=settings.seed, speaker="assistant")
     check_vocabulary(found, vocabulary, found.label)
     written = found.keep if found.written is None else found.keep & _with_next(found.written)
-    cut = int((found.lengths == size).sum())
+    cut, count = int((found.lengths == size).sum()), int(written.sum())
+    if not count:
+        raise CalibrationError(
+            f"{found.label}: no message of the role assistant begins within {size:,} tokens",
+            "give rows whose answers have that role, or a larger --seq-len",
+        )
     long = f"; {cut:,} of {size:,} tokens or more are cut there" if cut else ""
-    learned = f"{int(written.sum()):,} of {found.tokens:,} tokens are answers, which alone are learned"
+    learned = f"{count:,} of {found.tokens:,} tokens are answers, which alone are learned"
+    if count == found.tokens:  # no template puts nothing around answers
+        learned = "all tokens are learned: the chat template does not show which are answers"
     remark(progress, f"{found.label}: of {len(found.ids):,} conversations {learned}{long}")
     return replace(found, written=written)
 

@@ -160,7 +160,18 @@ def test_of_conversations_answers_alone_are_learned(tmp_path: Path) -> None:
             opened.write(json.dumps({"text": "and some text"}) + "\n")
         with pytest.raises(errors.CalibrationError, match="some are text"):
             registry.train_expert("fresh", base, [file], settings, out=tmp_path / "other")
+    file.write_text(json.dumps({"messages": one[:1]}))
+    with pytest.raises(errors.CalibrationError, match="no message of the role assistant"):
+        draw_conversations([file], tokenizer, 323, settings, silent)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer.chat_template = "{{ 'x' if messages[0].content == 'x' else 'y' }}" + CHAT
+    unknown = Remarks()
+    found = draw_conversations([file], tokenizer, 323, settings, unknown)
+    assert "all tokens are learned" in unknown.text
+    assert found is not None
+    assert found.written is not None
+    assert int(found.written.sum()) == found.tokens
+    tokenizer.chat_template = CHAT
     found = draw_conversations([file], tokenizer, 323, settings, silent)
     assert found is not None
     assert found.written is not None
