@@ -16,6 +16,7 @@ from registry.evaluation.model_folders import check_examined
 from registry.io.display import printable
 from registry.names.suggest import fresh
 from registry.progress import Progress, silent
+from registry.runtime.loading import check_device
 from registry.workspace import PathLike, Workspace
 
 
@@ -105,8 +106,6 @@ def diagnose(
             f"register it: reg add-expert NAME {shlex.quote(str(folder))} --base BASE; what is composed of it is whole",
         )
     if device is not None and not quick:
-        from registry.runtime.loading import check_device  # loads torch
-
         check_device(device)
     files = {domain: [Path(file) for file in listed] for domain, listed in (data or {}).items()}
     exam, unmet = Examination(path, workspace, files, device, progress), dict[str, str]()
