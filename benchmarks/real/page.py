@@ -40,7 +40,7 @@ def page(place: Place) -> str:
         "averages give each adapter the weight 1 / members, `sum` the weight 1; PEFT's TIES and DARE keep half.",
         "Without base member, the base model counted no text of its own, so that all text goes to an adapter. MB are",
         "those of a composed folder. Each calibration, and the text that the base model wrote, has",
-        f"{place.size.tokens:,} tokens.",
+        f"{place.size.tokens:,} tokens. An empty cell was not measured.",
         "",
         f"Python {python_version()}, {torch.backends.cpu.get_cpu_capability()}, {', '.join(versions)}.",
     ]
