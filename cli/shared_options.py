@@ -96,7 +96,7 @@ pass_options = options(
         "only how often each token occurs, without a forward pass.",
         "all",
     ),
-    integer("--tokens", "Total calibration tokens.", DEFAULT_TOKENS),
+    integer("--tokens", "Total calibration tokens; of the text up to 262,144 are counted as evidence.", DEFAULT_TOKENS),
     integer(
         "--document-tokens",
         "Take only the first N tokens of each document, a window each; without, windows anywhere in the text.",

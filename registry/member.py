@@ -167,8 +167,8 @@ class Member(VersionArrays):
     def evidence_counts(self) -> torch.Tensor:
         """Occurrences of each token that are evidence of this expert, int64 of shape (V,): what people wrote.
 
-        Of conversations they are the contents of messages, and of other text all of it. So they are of conversations
-        too in versions that were registered before contents were counted apart (`counts_templates`).
+        Of conversations they are the contents of messages, and of other text all of it, in more tokens than those of
+        the calibration. Versions that were registered before have the tokens of the calibration alone.
         """
         return self._tensor("statistics", CONTENT_COUNTS if self.has_statistics(CONTENT_COUNTS) else TOKEN_COUNTS)
 

@@ -109,6 +109,7 @@ def measure(place: Place, row: str, names: Sequence[str], *, paced: bool) -> dic
         found: dict[str, Any] = {
             "domains": {name: losses(model, windows_of(place, name)).tolist() for name in (*place.domains, GENERAL)},
             "MB": round(size / 1e6),
+            "loaded": round(sum(one.nbytes for one in (*model.parameters(), *model.buffers())) / 1e6),
         }
         if tasks := [task for task in place.tasks if task in names]:
             found |= {"skills": exact_match(place, model, tasks), "abilities": abilities(place, model)}

@@ -91,6 +91,7 @@ ROWS: dict[str, Load] = {
     "--to dense --trunk task-arithmetic": dense("task-arithmetic", scale=0.3),
     "DUME as published": composed(Recipe(router="ridge", trunk="mean", refine=1, top_k=1, normalize=True)),
     "--router ridge": composed(Recipe(router="ridge")),
+    "--to ensemble": composed(Recipe(to="ensemble")),
     "--to moe": composed(Recipe()),
     "--to adapters without base member": composed(Recipe(to="adapters"), own_text=False),
     "--to adapters": composed(Recipe(to="adapters")),

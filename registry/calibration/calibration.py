@@ -27,12 +27,14 @@ class Calibration:
             tokens cannot see it.
         written: where a chat template made some of the text, the tokens of what people wrote: the contents of messages.
             They alone are evidence of an expert, as the template is the same for all. None where all text is written.
+        wider: more windows of the same text, whose tokens are counted as evidence and read by no model; None without.
     """
 
     ids: Int32[Tensor, "N S"]  # token ids; beyond a window's length they are padding of any value
     lengths: Int32[Tensor, "N"]
     label: str  # name for people: file names, or that the expert sampled it
     written: Bool[Tensor, "N S"] | None = None
+    wider: "Calibration | None" = None
 
     @property
     def tokens(self) -> int:

@@ -16,7 +16,12 @@ TOKEN_COUNTS = "token_counts"
 """Occurrences of each token in the calibration, stored beside the sites."""
 
 CONTENT_COUNTS = "content_counts"
-"""The same in the contents of messages alone, where a chat template made text of them."""
+"""Occurrences of each token that are evidence of the expert: in more windows of the same text, and of messages in their
+contents alone. Where a version has none, its token counts are the evidence."""
+
+CONTENTS, ALL_TEXT = "contents", "text"
+"""Values of `evidence` in the settings of statistics that have counts of contents: what they are counts of. Beside it
+`evidence_text` is the digest of the tokens where these are more than those of the calibration."""
 
 COUNTS = "counts"
 """The key of `SITES` that counts tokens alone, without a forward pass."""

@@ -20,7 +20,7 @@ from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
 from registry.checkpoint.open import open_checkpoint
 from registry.distributed import Cluster, Step, Task
 from registry.errors import CalibrationError, CheckpointError, StorageError
-from registry.families.sites import COUNTS, MLP_INPUT, SITES
+from registry.families.sites import ALL_TEXT, CONTENTS, COUNTS, MLP_INPUT, SITES
 from registry.io.display import some
 from registry.io.process import return_freed_memory
 from registry.io.untrusted import own_file
@@ -38,8 +38,9 @@ from registry.statistics.slices import SharedCheckpoint, collect_slices, open_sh
 
 SEED = 0
 
-CONTENTS = "contents"
-"""Value of `evidence` in the settings of statistics: contents of messages alone count as evidence of an expert."""
+EVIDENCE_TOKENS = 262_144
+"""Tokens of a text that are counted as evidence, however few a model reads: counting takes a second, and of near
+neighbours, such as the source code of nine programs, 24,576 tokens are too few to tell one from another."""
 
 MOST_TOKENS = 2**53  # tokens that counts alone may add up to: shares of them are exact in float64
 
@@ -47,7 +48,7 @@ MOST_TOKENS = 2**53  # tokens that counts alone may add up to: shares of them ar
 def text_calibration(
     checkpoint: Checkpoint, data: Sequence[str | os.PathLike[str]], settings: PassSettings, progress: Progress = silent
 ) -> Calibration | None:
-    """Return the calibration tokens of `data`, sampled over all of it.
+    """Return the calibration tokens of `data`, sampled over all of it, and of more text up to `EVIDENCE_TOKENS`.
 
     They are windows anywhere (`windows.random_places`) or, with `settings.document_tokens`, the first tokens of
     documents (`windows.document_beginnings`). Without `data` the checkpoint's own `calibration.*` file is read; without
@@ -69,7 +70,12 @@ def text_calibration(
     take = random_places if settings.document_tokens is None else document_beginnings
     corpus = Corpus([Path(file) for file in data], tokenizer, progress)
     calibration = take(corpus, tokenizer, tokens=settings.tokens, seq_len=seq_len, seed=SEED)
-    if (largest := int(calibration.ids.max())) >= checkpoint.architecture.vocab_size:
+    largest = int(calibration.ids.max())
+    if settings.tokens <= calibration.tokens < EVIDENCE_TOKENS:  # else there is no more text, or enough is read
+        wider = take(corpus, tokenizer, tokens=EVIDENCE_TOKENS, seq_len=seq_len, seed=SEED)
+        if wider.tokens > calibration.tokens:
+            calibration, largest = replace(calibration, wider=wider), max(largest, int(wider.ids.max()))
+    if largest >= checkpoint.architecture.vocab_size:
         raise CalibrationError(
             f"{checkpoint.label}: its tokenizer gives token {largest}, the model knows "
             f"{checkpoint.architecture.vocab_size}",
@@ -109,7 +115,7 @@ def _contradictions(collected: Collected, checkpoint: Checkpoint, weights: str) 
     if counts is not None and not _are_counts(counts, collected, vocabulary):
         yield f": its token counts are not those of {vocabulary:,} tokens"
     if not _are_contents(collected):
-        yield ": its counts of contents are not a part of its token counts"
+        yield ": its counts of contents are not counts of the tokens that are evidence"
     if kept is not None:
         same = counts is None or torch.equal(counts, kept.counts(vocabulary))
         if (kept.digest, kept.tokens, same) != (collected.calibration_digest, collected.tokens, True):
@@ -125,13 +131,15 @@ def _are_counts(counts: torch.Tensor, collected: Collected, vocabulary: int) -> 
 
 
 def _are_contents(collected: Collected) -> bool:
-    """Tell whether counts of contents are there where they are said to be, and are a part of the token counts."""
+    """Tell whether counts of contents are there where they are said to be, and can be what they are said to be."""
     contents, counts = collected.content_counts, collected.token_counts
-    if (contents is not None) != (collected.computed.get("evidence") == CONTENTS):
+    if (contents is not None) != (collected.computed.get("evidence") in (CONTENTS, ALL_TEXT)):
         return False
     if contents is None or counts is None or contents.shape != counts.shape:
         return contents is None
-    return bool(((contents >= 0) & (contents <= counts)).all())
+    if bool((contents < 0).any()) or sum(contents.tolist()) > MOST_TOKENS:
+        return False
+    return "evidence_text" in collected.computed or bool((contents <= counts).all())
 
 
 def _contradictions_of_site(collected: Collected, checkpoint: Checkpoint, site: str) -> Iterator[str]:
@@ -230,15 +238,20 @@ def counted(weights: str, calibration: Calibration, checkpoint: Checkpoint, comp
 
 
 def _with_counts(collected: Collected, calibration: Calibration, checkpoint: Checkpoint) -> Collected:
-    size, written = checkpoint.architecture.vocab_size, calibration.written
-    computed, counts = collected.computed | evidence_of(calibration), calibration.counts(size)
-    contents = None if written is None else calibration.counts(size, written)
-    return replace(collected, computed=computed, token_counts=counts, content_counts=contents)
+    size, of = checkpoint.architecture.vocab_size, evidence_of(calibration)
+    counts, evidence = calibration.counts(size), calibration.wider or calibration
+    contents = evidence.counts(size, evidence.written) if of else None
+    return replace(collected, computed=collected.computed | of, token_counts=counts, content_counts=contents)
 
 
 def evidence_of(calibration: Calibration | None) -> dict[str, str]:
-    """Return what `computed` says of the tokens that are evidence: nothing where all are."""
-    return {} if calibration is None or calibration.written is None else {"evidence": CONTENTS}
+    """Return what `computed` says of the tokens that are evidence: nothing where they are those of the calibration."""
+    if calibration is None or (calibration.wider is None and calibration.written is None):
+        return {}
+    if calibration.wider is None:
+        return {"evidence": CONTENTS}
+    of = ALL_TEXT if calibration.wider.written is None else CONTENTS
+    return {"evidence": of, "evidence_text": calibration.wider.digest}
 
 
 def report_few_tokens(collected: Collected, checkpoint: Checkpoint, settings: PassSettings, progress: Progress) -> None:

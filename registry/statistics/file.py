@@ -1,9 +1,9 @@
 """`statistics.safetensors`: the file format of an expert's statistics, which travel while the data stays.
 
 Tensors: `<site>.exponents` int16 (L, C) · `<site>.gram.<layer>` int64, the packed upper triangle of G ·
-`token_counts` int64 (V,) · where a chat template made text, `content_counts` int64 (V,) of contents of messages alone ·
-with kept calibration also `calibration.ids` int32 (N, S) and `calibration.lengths` int32 (N,). The header has the
-digest of the weights that they belong to.
+`token_counts` int64 (V,) · `content_counts` int64 (V,) where evidence is counted in more text, or in contents of
+messages alone · with kept calibration also `calibration.ids` int32 (N, S) and `calibration.lengths` int32 (N,). The
+header has the digest of the weights that they belong to.
 
 Earlier releases also kept parts of the sums, `<site>.fold.<layer>.<fold>`, in the form of `gram`, which is the sum of
 all parts. Nothing is computed from them; they are carried on, because the digest of a version covers them.
@@ -134,7 +134,15 @@ def lazy_layers(layers: Sequence[Statistics]) -> tuple[LazyStatistics, ...]:
 
 FILE_NAME = "statistics.safetensors"
 _FORMAT = "expert-registry statistics 1"
-_COMPUTED = {"dtype": LABEL, "batch_size": WHOLE, "device": LABEL, "sites": LABEL, "folds": WHOLE, "evidence": LABEL}
+_COMPUTED = {
+    "dtype": LABEL,
+    "batch_size": WHOLE,
+    "device": LABEL,
+    "sites": LABEL,
+    "folds": WHOLE,
+    "evidence": LABEL,
+    "evidence_text": DIGEST,
+}
 _REDO = "make it again: reg collect CKPT --data FILE --out DIR"
 _TENSORS = {
     re.compile(r"[a-z_]{1,40}\.exponents"): ("I16", 2),
@@ -158,7 +166,7 @@ _KINDS = {
     "computed": OBJECT,
     "done": maybe(_LISTS),
 }
-_ADDED = {"sites", "folds", "evidence"}  # keys that older files lack, and files of text without chats the last
+_ADDED = {"sites", "folds", "evidence", "evidence_text"}  # keys that older files lack, and of short text the last two
 
 
 @dataclass(frozen=True)
@@ -168,11 +176,11 @@ class Collected:
     Attributes:
         sites: site → one statistic a layer, in order; those in a file are read at each access (`LazyLayers`).
         computed: settings that the result depends on: sites, and of a forward pass dtype, batch size and kind of
-            device; `evidence` where contents of messages alone are evidence.
+            device; `evidence` where it has counts of its own, and `evidence_text` the digest of their tokens.
         folds: what statistics of earlier releases have beside their sums: name of the array, as in
             `mlp_input/fold/0/0` → it.
         token_counts: occurrences of each token, int64 of shape (V,).
-        content_counts: the same in contents of messages alone, where a chat template made text.
+        content_counts: those that are evidence (`CONTENT_COUNTS`), where they are others.
         done: site → windows that each layer has counted, in the state of an interrupted pass; None if complete.
     """
 

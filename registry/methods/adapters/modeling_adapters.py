@@ -73,25 +73,41 @@ class Tokens:
         groups: (e, numbers of its tokens among the T) for each expert that has some: None where all tokens have one
             expert, a slice for each run of its tokens where the runs are few, so that no row is copied.
         length: S; of the head's, the number of those that it is asked for.
-        count: T, of as many.
     """
 
     def __init__(self):
         """Make it before any call: no token has an expert."""
-        self.groups, self.length, self.count = [], 0, 0
+        self.groups, self.length, self.chosen, self.past, self.whole = [], 0, None, None, None
 
-    def choose(self, chosen):
-        """Set the expert of each token, (B, S) int64."""
-        flat, self.length = chosen.flatten(), chosen.shape[1]
+    def choose(self, chosen, past=None):
+        """Set the expert of each token, (B, S) int64, and of those in the cache, (B, P)."""
+        self.groups, self.length = self._grouped(chosen), chosen.shape[1]
+        self.chosen, self.past, self.whole = chosen, past, None
+
+    def of(self, rows):
+        """Return the groups of so many rows: of the tokens of the call, or of those in the cache and these.
+
+        Some classes keep in the cache what a linear layer is still to read, such as DeepSeek's latent keys and values.
+        """
+        count = self.chosen.numel()
+        if rows == count or (len(self.groups) == 1 and rows < count):  # fewer are some of them, and all have one expert
+            return self.groups
+        if self.past is None or rows != self.past.numel() + count:
+            raise ValueError(f"a layer gets {rows} rows for {count} tokens: they have no expert")
+        if self.whole is None:
+            self.whole = self._grouped(torch.cat([self.past.to(self.chosen), self.chosen], dim=1))
+        return self.whole
+
+    @staticmethod
+    def _grouped(chosen):
+        flat = chosen.flatten()
         runs, counts = (found.tolist() for found in flat.unique_consecutive(return_counts=True))
         experts, ends = sorted(set(runs)), [0, *accumulate(counts)]
-        self.count = ends[-1]
         if len(experts) == 1:
-            self.groups = [(experts[0], None)]
-        elif len(runs) <= 2 * len(experts):
-            self.groups = [(e, slice(*pair)) for e, *pair in zip(runs, ends, ends[1:], strict=False)]
-        else:
-            self.groups = [(e, (flat == e).nonzero()[:, 0]) for e in experts]
+            return [(experts[0], None)]
+        if len(runs) <= 2 * len(experts):
+            return [(e, slice(*pair)) for e, *pair in zip(runs, ends, ends[1:], strict=False)]
+        return [(e, (flat == e).nonzero()[:, 0]) for e in experts]
 
 
 class LowRank:
@@ -124,18 +140,16 @@ class LowRank:
     def add(self, layer, args, y):
         """Add its change to y of each token, (..., O), the layer's own of x, (..., I), or of ids, (...).
 
-        The leading sizes multiply to T.
+        The leading sizes multiply to T, or with the tokens in the cache to B * (P + S).
         """
         x, embeds = args[0], isinstance(layer, nn.Embedding)
-        for expert, tokens in self.tokens.groups:
+        for expert, tokens in self.tokens.of(y.numel() // y.shape[-1]):
             if not self.kinds[expert][0]:
                 continue
             if tokens is None:
                 y.add_(self._change(layer, expert, x, y))
                 return
             flat, is_run = y.view(-1, y.shape[-1]), isinstance(tokens, slice)
-            if len(flat) != self.tokens.count:
-                raise ValueError(f"a layer gets {len(flat)} rows for {self.tokens.count} tokens: they have no expert")
             tokens = tokens if is_run else tokens.to(x.device)
             own = x.reshape(-1) if embeds else x.reshape(-1, x.shape[-1])
             rows = flat[tokens] if is_run or self.kinds[expert][2] else flat
@@ -239,7 +253,8 @@ class Gate(nn.Module):
 class RunningEvidence(DynamicLayer):
     """Weighed sums of the text up to each token, in each window, as if they were keys and values of a layer.
 
-    Keys are sums of evidence, (B, W, S, E), values sums of ones, (B, W, S, 1); a mean is the one over the other.
+    Keys are sums of evidence, (B, W, S, E), values sums of ones and the token's expert, (B, W, S, 2); a mean is the
+    sum of evidence over that of ones.
     """
 
 
@@ -352,8 +367,12 @@ class AdaptersForCausalLM(DenseForCausalLM):
         if self.config.context_nobody is not None:
             scores = scores + TIE * nn.functional.one_hot(ids.new_tensor(self.config.context_nobody), scores.shape[-1])
         chosen = self.adapter_gate(scores.flatten(0, 1)).argmax(dim=-1).view(ids.shape)
+        past = None if state is None or not state.get_seq_length() else state.values[:, 0, :, 1]  # experts, (B, P)
+        if state is not None:
+            experts = chosen[:, None, :, None].to(sums).expand(-1, sums.shape[1], -1, -1)
+            state.update(sums[..., :-1], torch.cat([sums[..., -1:], experts], dim=-1))
         keep = kwargs.get("logits_to_keep", 0)  # the last so many tokens, or those of some numbers
-        self.tokens.choose(chosen)
+        self.tokens.choose(chosen, past)
         self.head_tokens.choose(chosen[:, slice(-keep, None) if isinstance(keep, int) else keep])
         return (), kwargs
 
@@ -403,7 +422,7 @@ class AdaptersForCausalLM(DenseForCausalLM):
         return state
 
     def _sums(self, ids, real, state):
-        """Return the weighed sums up to each token, of evidence and then of ones, (B, W, S, E + 1), and keep them.
+        """Return the weighed sums up to each token, of evidence and then of ones, (B, W, S, E + 1).
 
         With a(t) the tokens up to t over the window, token s counts exp(a(s) - a(t)) at token t, so that the sum is the
         one at the token before times exp(-1 / window), plus what is new. In chunks of tokens that is one product of
@@ -422,7 +441,7 @@ class AdaptersForCausalLM(DenseForCausalLM):
         windows = [self.config.context_window, *([self.config.context_fast] if self.config.context_fast else [])]
         pasts = torch.zeros_like(added[:, :1]).expand(-1, len(windows), -1)  # (B, W, E + 1)
         if state is not None and state.get_seq_length():
-            pasts = torch.cat([state.keys[:, :, -1], state.values[:, :, -1]], dim=-1)
+            pasts = torch.cat([state.keys[:, :, -1], state.values[:, :, -1, :1]], dim=-1)
         every = []
         for number, window in enumerate(windows):
             past, rate, sums = pasts[:, number], 1 / window if window else 0.0, []
@@ -434,7 +453,4 @@ class AdaptersForCausalLM(DenseForCausalLM):
                 sums.append(weights @ new + (-age).exp()[..., None] * past[:, None])
                 past = sums[-1][:, -1]
             every.append(torch.cat(sums, dim=1))
-        sums = torch.stack(every, dim=1)
-        if state is not None:
-            state.update(sums[..., :-1], sums[..., -1:])
-        return sums
+        return torch.stack(every, dim=1)

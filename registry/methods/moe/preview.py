@@ -16,7 +16,7 @@ from registry.composition.plan import Plan, PlanWarning
 from registry.composition.preview import Matrix, Preview, PreviewedLength, PreviewedMember, mean
 from registry.composition.taken_files import chat_marks, chat_template
 from registry.errors import InvalidInputError, RegError
-from registry.families.sites import CONTENT_COUNTS, MLP_INPUT
+from registry.families.sites import CONTENTS, MLP_INPUT
 from registry.maths.confusion import composed_confusion, predicted_confusion
 from registry.maths.context.evidence import EvidenceMoments, token_shares
 from registry.maths.overlap import TOKENS_PER_DIRECTION, overlap
@@ -143,7 +143,7 @@ def _of_templates(plan: Plan) -> Iterator[PlanWarning]:
     They were registered before contents of messages were counted apart, or from text in which chats were rendered.
     """
     for member in plan.members:
-        if member.has_statistics(CONTENT_COUNTS) or chat_template(member) is None:
+        if (member.content.get("computed") or {}).get("evidence") == CONTENTS or chat_template(member) is None:
             continue
         counts = member.evidence_counts
         marks = {token: int(counts[number]) for number, token in chat_marks(member).items() if number < len(counts)}

@@ -51,7 +51,7 @@ class Pass:
         self.settings = replace(settings, device="cpu")
         calibration = text_calibration(self.checkpoint, [data], self.settings)
         assert calibration is not None
-        self.calibration = calibration
+        self.calibration = replace(calibration, wider=None)
         self.whole = SlicedPass.of(self.checkpoint, self.hashed.weights, calibration, self.settings)
         self.model: Any = load_for_pass(folder, self.whole.settings.dtype, "cpu")
 

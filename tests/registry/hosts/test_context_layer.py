@@ -39,11 +39,10 @@ EPSILON = {
 """Cases in which the epsilon of norms matters, or, where norms of queries share it, does not."""
 
 Folders = tuple[Path, Path]
-EXACT, SHARED, ROUNDED = 1e-5, 2e-4, 4e-5
-"""Largest difference of a logit over the largest logit: in float64, with a shared epsilon, and in float32.
-
-Norms of queries and keys share the epsilon that is scaled for the width, which here doubles.
-"""
+EXACT, ALARMED, SHARED = 1e-5, 1e-4, 2e-4
+"""Largest difference of a logit over the largest logit: in float64; where a text has alarms, here of 20 nats, which the
+norms read; and with a shared epsilon: norms of queries and keys share the one that is scaled for the width, which here
+doubles."""
 
 
 @pytest.fixture
@@ -96,9 +95,9 @@ def double(folder: Path) -> Any:
 @pytest.mark.trust(after=1)
 def test_each_expert_computes_what_it_computes_without_the_layer(folders: Folders) -> None:
     shares_epsilon = "flex_olmo" in (folders[0] / "config.json").read_text()
-    assert apart(*map(load, folders)) < (SHARED if shares_epsilon else ROUNDED)
+    assert apart(*map(load, folders)) < (SHARED if shares_epsilon else ALARMED)
     plain, context = map(double, folders)
-    assert apart(plain, context) < (SHARED if shares_epsilon else EXACT)
+    assert apart(plain, context) < (SHARED if shares_epsilon else ALARMED)
     assert (forced(plain, 0) - forced(plain, 1)).abs().max() > 0.05  # the test can fail: experts differ
     with torch.no_grad():  # and it fails on norms that are scaled for another width
         for name, weight in context.named_parameters():

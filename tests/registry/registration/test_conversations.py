@@ -89,7 +89,7 @@ def test_the_template_is_evidence_of_nobody(registry: Registry, skills: dict[str
     evidence = evidence_of(plan)
     for member in plan.members:
         counts, contents = member.token_counts, member.evidence_counts
-        assert int(counts.sum()) == member.statistics(MLP_INPUT, 0).count > int(contents.sum()) > 0
+        assert int(counts.sum()) == member.statistics(MLP_INPUT, 0).count < int(contents.sum())
         assert int(counts[320:].sum()) > 0  # the marks were in the text
         assert int(contents[320:].sum()) == 0
     assert evidence[320:].tolist() == [[0.0, 0.0], [0.0, 0.0]]
@@ -115,7 +115,7 @@ def test_a_version_from_before_keeps_its_bytes_and_says_what_to_do(
     with monkeypatch.context() as patch:
         patch.setattr("registry.calibration.windows.Document.contents", lambda self, _: [(None, (0, len(self.text)))])
         plan = register(registry, skills)
-    assert all(not member.has_statistics(CONTENT_COUNTS) for member in plan.members)
+    assert {member.content["computed"]["evidence"] for member in plan.members} == {"text"}
     warnings = plan.output.warnings(plan)
     assert [warning.refs for warning in warnings] == [("long@1",), ("short@1",)]
     assert "short@1 is known by its chat template too: <|" in warnings[1].reason
@@ -151,10 +151,12 @@ def test_counts_of_contents_travel_with_the_statistics(
     assert registry.add_expert("long", carrying).version == direct
     assert {TOKEN_COUNTS, CONTENT_COUNTS} <= {link.name for link in registry.arrays_of(direct)}
     without = {key: value for key, value in collected.computed.items() if key != "evidence"}
-    more = collected.token_counts + 1  # than there are
-    for forged in (replace(collected, content_counts=more), replace(collected, computed=without)):
+    read = {key: value for key, value in collected.computed.items() if key != "evidence_text"}
+    below = replace(collected, content_counts=-collected.content_counts)
+    more_than_read = replace(collected, computed=read)
+    for forged in (below, more_than_read, replace(collected, computed=without)):
         statistics_file.save(path, forged)
-        with pytest.raises(CheckpointError, match="its counts of contents are not a part of its token counts"):
+        with pytest.raises(CheckpointError, match="its counts of contents are not counts of the tokens"):
             registry.add_expert("long", carrying)
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from registry import PassSettings, Recipe, Registry
 from registry.errors import CheckpointError, IncompatibleError, InvalidInputError
-from registry.families.sites import MLP_INPUT, TOKEN_COUNTS
+from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, TOKEN_COUNTS
 from registry.io.safetensors_file import read_header
 from registry.report import ReportData
 from registry.statistics.collect import collect_to
@@ -28,7 +28,7 @@ from tests.remarks import Remarks
 COUNTS = PassSettings(tokens=512, seq_len=32, batch_size=4, sites="counts")
 SAMPLED = PassSettings(tokens=64, seq_len=16, batch_size=4, sites="counts")
 MEAN = Recipe(trunk="mean", router="random")
-COUNTED = ("statistics", TOKEN_COUNTS)
+COUNTED, EVIDENCE = ("statistics", TOKEN_COUNTS), ("statistics", CONTENT_COUNTS)
 
 
 @contextmanager
@@ -81,14 +81,14 @@ def links(registry: Registry, ref: str) -> dict[tuple[str, str], str]:
 def test_counts_are_those_of_every_forward_pass(counted: Registry, bare: Path, zoo: Zoo) -> None:
     whole, alone = counted.resolve("code"), counted.resolve("counted")
     statistics = {key for key in links(counted, "counted") if key[0] == "statistics"}
-    assert statistics == {COUNTED}
+    assert statistics == {COUNTED, EVIDENCE}
     (record,) = alone.statistics
     assert (record.site, record.tokens, record.saturated) == (TOKEN_COUNTS, 512, 0)
     assert {(record.calibration_digest, record.calibration_label)} == {
         (other.calibration_digest, other.calibration_label) for other in whole.statistics
     }
     assert alone.content is not None
-    assert alone.content["computed"] == {"sites": "counts"}
+    assert alone.content["computed"].keys() == {"sites", "evidence", "evidence_text"}
     member = counted.member(alone)
     assert member.tokens == counted.member(whole).tokens == int(member.token_counts.sum()) == 512
     assert links(counted, "kept")["calibration", "ids"] == links(counted, "code")["calibration", "ids"]
@@ -96,7 +96,8 @@ def test_counts_are_those_of_every_forward_pass(counted: Registry, bare: Path, z
     settings = PassSettings(tokens=512, seq_len=32, batch_size=4, sites="router")
     counted.add_expert("routed", bare, data=[zoo.train["code"]], settings=settings)
     for other in ("code", "routed"):
-        assert links(counted, other)[COUNTED] == links(counted, "counted")[COUNTED]
+        for counts in (COUNTED, EVIDENCE):
+            assert links(counted, other)[counts] == links(counted, "counted")[counts]
         assert counted.resolve(other).statistics[0].site != TOKEN_COUNTS  # rows are as they were
 
 
@@ -141,7 +142,7 @@ def test_expert_that_samples_its_own_text_keeps_it(registry: Registry, bare: Pat
 def test_registered_and_opted_out_is_never_registered(filled: Registry, bare: Path, zoo: Zoo, tmp_path: Path) -> None:
     stored = set(filled.arrays.digests())
     filled.compose(["law", "math"], tmp_path / "before")
-    filled.add_expert("counted", bare, data=[zoo.train["code"]], settings=PassSettings(sites="counts"))
+    filled.add_expert("counted", bare, data=[zoo.train["code"]], settings=replace(COUNTS, tokens=300))
     assert set(filled.arrays.digests()) > stored
     filled.opt_out("counted", purge=True)
     assert set(filled.arrays.digests()) == stored
@@ -273,10 +274,18 @@ def test_what_needs_statistics_says_so(counted: Registry, zoo: Zoo) -> None:
 
 
 @pytest.mark.check
+def as_in_old_files(computed: dict[str, Any], tensors: dict[str, torch.Tensor]) -> list[tuple[str, dict[str, Any]]]:
+    """Return what files of before counts lack, and where it is."""
+    return [
+        *((name, tensors) for name in (TOKEN_COUNTS, CONTENT_COUNTS)),
+        *((name, computed) for name in ("evidence", "evidence_text")),
+    ]
+
+
 def test_router_of_counts_needs_them_and_no_site(counted: Registry, bare: Path, zoo: Zoo) -> None:
     routed = Recipe(trunk="mean", router="context")
     path, _ = collect_to(bare, bare, data=[zoo.train["code"]], settings=SETTINGS)
-    rewritten(path, lambda d, t: t.pop("token_counts"))
+    rewritten(path, lambda d, t: [of.pop(name) for name, of in as_in_old_files(d["computed"], t)])
     counted.add_expert("old", bare)
     counted.plan(["counted", "math"], routed)
     counted.plan(["old"], routed)  # one expert has no router to make

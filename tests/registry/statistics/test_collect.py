@@ -5,6 +5,7 @@ import itertools
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,26 @@ def test_windows_fit_the_model_or_are_the_first_tokens_of_documents(zoo: Zoo) ->
     assert calibration.ids.shape == (32, 8)
     assert all(window in first for window in calibration.ids.tolist())
     assert computed_by(checkpoint, wanted) == computed_by(checkpoint, PassSettings())  # the tokens say it
+
+
+def test_evidence_is_counted_in_more_text_than_a_model_reads(zoo: Zoo, bare: Path, tmp_path: Path) -> None:
+    """In all of it where it is short; where a model reads all, there is nothing else to count."""
+    text, tokenizer = [zoo.train["code"]], load_tokenizer(bare)
+    every = [token for document in Corpus(text, tokenizer) for token in encode(document, tokenizer)]
+    counts = torch.bincount(torch.tensor(every), minlength=320)
+    for sites in ("counts", "all"):
+        _, found = collect_to(bare, tmp_path / sites, data=text, settings=replace(SETTINGS, sites=sites))
+        assert found.tokens == SETTINGS.tokens < len(every)
+        assert found.token_counts is not None
+        assert found.content_counts is not None
+        assert int(found.token_counts.sum()) == SETTINGS.tokens
+        assert torch.equal(found.content_counts, counts)
+        assert found.computed["evidence"] == "text"
+    _, whole = collect_to(bare, tmp_path / "whole", data=text, settings=replace(SETTINGS, tokens=len(every)))
+    assert whole.content_counts is None
+    assert whole.token_counts is not None
+    assert torch.equal(whole.token_counts, counts)
+    assert "evidence" not in whole.computed
 
 
 def test_own_calibration_file_is_taken(bare: Path, zoo: Zoo, registry: Registry) -> None:

@@ -263,7 +263,9 @@ def test_the_way_follows_from_the_memory_and_leaves_no_trace(
             )
     assert ways == ["take_statistics"] * 2 + ["take_statistics_by_layer"] * 2
     assert len({version.digest for version in versions}) == 1  # it covers the digests of all arrays
-    assert [(version.content or {})["computed"] for version in versions] == [computed_by(checkpoint, own)] * 4
+    for version in versions:
+        computed = (version.content or {})["computed"]
+        assert {key: value for key, value in computed.items() if "evidence" not in key} == computed_by(checkpoint, own)
 
 
 def test_an_expert_that_samples_its_text_must_fit_without_its_sums(bare: Path, tmp_path: Path) -> None:

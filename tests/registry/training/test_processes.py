@@ -186,7 +186,7 @@ def test_a_mixture_trains_in_two_processes(filled: Registry, zoo: Zoo, tmp_path:
             assert torch.equal(tensor, two[name])
     (composition,) = [one for one in filled.compositions() if str(tmp_path / "both") in one.folders]
     trained = composition.document["training"]
-    assert trained["loss"] == pytest.approx(alone.document["training"]["loss"], abs=1e-4)
+    assert trained["loss"] == pytest.approx(alone.document["training"]["loss"], abs=3e-4)  # sums in another order
     assert (trained["processes"], trained["fsdp"]) == (2, fsdp)
     assert filled.reproduce(tmp_path / "both").is_same
 

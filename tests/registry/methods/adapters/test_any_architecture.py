@@ -89,6 +89,7 @@ def test_folder_has_the_logits_of_peft(family: str, zoo: Zoo, tokenizer: Any, tm
     torch.testing.assert_close(logits(model), rows, **CLOSE)
     options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     text = IDS[:1, :12]
+    assert len(chosen_of(model, torch.cat([text, model.generate(text, **options)[:, 12:]], dim=1)).unique()) == 2
     kept, again = (model.generate(text, use_cache=cached, **options) for cached in (True, False))
     assert torch.equal(kept, again)
     model.generate(text, num_beams=2, **options)

@@ -42,7 +42,8 @@ def test_only_counts_are_read(filled: Registry, monkeypatch: pytest.MonkeyPatch)
     (typical,) = [length for length in preview.by_tokens if length.tokens == 32]
     assert (typical.confusion,) == preview.confusion
     assert preview.accuracy == typical.accuracy
-    assert [one.tokens for one in preview.members] == [filled.member(filled.resolve(name)).tokens for name in NAMES]
+    counts = [filled.member(filled.resolve(name)).evidence_counts for name in NAMES]
+    assert [one.tokens for one in preview.members] == [int(own.sum()) for own in counts]
     assert [member.part for member in preview.members] == [1 / 3] * 3
     assert all(sum(row) == pytest.approx(1) for length in preview.by_tokens for row in length.confusion)
     accuracies = [length.accuracy for length in preview.by_tokens]
@@ -106,7 +107,7 @@ def test_counting_alone_is_enough(filled: Registry, bare: Path, zoo: Zoo) -> Non
     settings = PassSettings(tokens=512, seq_len=32, batch_size=4, sites="counts")
     filled.add_expert("counted", bare, data=[zoo.train["code"]], settings=settings)
     preview = filled.preview(["counted", "math"], Recipe(router="context", trunk="mean"))
-    assert preview.members[0].tokens == 512
+    assert preview.members[0].tokens > 512  # of more text than a model would read
     assert preview.accuracy > 0.9
 
 
