@@ -12,6 +12,7 @@ import transformers
 from benchmarks.real.measure import GENERAL, LONGEST, interval, scores, wilson
 from benchmarks.real.place import WINDOW, Place
 from benchmarks.real.rows import ROWS
+from registry.statistics.collect import EVIDENCE_TOKENS
 
 REFERENCE = "--to adapters"
 BEFORE = (
@@ -40,7 +41,8 @@ def page(place: Place) -> str:
         "averages give each adapter the weight 1 / members, `sum` the weight 1; PEFT's TIES and DARE keep half.",
         "Without base member, the base model counted no text of its own, so that all text goes to an adapter. MB are",
         "those of a composed folder, and then those of a loaded model's weights in float32. Each calibration, and the",
-        f"text that the base model wrote, has {place.size.tokens:,} tokens. An empty cell was not measured.",
+        f"text that the base model wrote, has {place.size.tokens:,} tokens, and of other text {EVIDENCE_TOKENS:,}",
+        "at most are counted as evidence. An empty cell was not measured.",
         "",
         f"Python {python_version()}, {torch.backends.cpu.get_cpu_capability()}, {', '.join(versions)}.",
     ]

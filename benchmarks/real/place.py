@@ -81,8 +81,8 @@ class Place:
 
     def text(self, name: str, part: str) -> Path:
         """Return the `train` or `test` text of a domain or skill."""
-        task = self.skills / f"task_{name}.{part}.jsonl.gz"
-        return task if name in self.tasks or task.exists() else self.corpora / name / f"{part}.jsonl.gz"
+        is_domain = name in self.domains or (self.corpora / name).exists()  # a skill may have a domain's name
+        return self.corpora / name / f"{part}.jsonl.gz" if is_domain else self.skills / f"task_{name}.{part}.jsonl.gz"
 
 
 def train(place: Place) -> None:
