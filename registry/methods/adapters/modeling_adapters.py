@@ -89,14 +89,16 @@ class Tokens:
 
         Some classes keep in the cache what a linear layer is still to read, such as DeepSeek's latent keys and values.
         """
-        count = self.chosen.numel()
-        if rows == count or (len(self.groups) == 1 and rows < count):  # fewer are some of them, and all have one expert
-            return self.groups
-        if self.past is None or rows != self.past.numel() + count:
+        count, every = self.chosen.numel(), self.groups
+        if rows == count or (len(every) == 1 and rows < count):  # fewer are some of them, and all have one expert
+            return every
+        if self.past is not None:
+            if self.whole is None:
+                self.whole = self._grouped(torch.cat([self.past.to(self.chosen), self.chosen], dim=1))
+            count, every = count + self.past.numel(), self.whole
+        if rows != count and len(every) > 1:
             raise ValueError(f"a layer gets {rows} rows for {count} tokens: they have no expert")
-        if self.whole is None:
-            self.whole = self._grouped(torch.cat([self.past.to(self.chosen), self.chosen], dim=1))
-        return self.whole
+        return every
 
     @staticmethod
     def _grouped(chosen):
