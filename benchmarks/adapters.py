@@ -3,17 +3,18 @@
     python -m benchmarks.adapters [--members 4 32] [--shape 135M] [--rounds 7] [--rank 16] [--only speed|sizes]
 
 Weights are random, of a real shape. Speed: a prompt of 512 tokens, then 32 tokens one by one, by the base model, by the
-folder of `--to adapters` as it is (text that changes its expert every 64 tokens), by the same with all tokens of one
-expert, and by PEFT with one adapter active; then a batch of 8 prompts of 64 tokens, each of another expert, by the
-same three, PEFT with `adapter_names`; float32, in turn, medians. Sizes: bytes that an adapter takes in a
-registry, seconds of registering it with counts, and of composing, beside copying the base model's folder, and copying
-it until it is on the disk, as a composed folder is; both read files that the system does not hold in memory. Prints a
-line of JSON.
+folder of `--to adapters` as it is (text that changes its subject every 64 tokens, its expert `changes` times), by the
+same with all tokens of one expert, and by PEFT with one adapter active; then a batch of 8 prompts of 64 tokens, each of
+another expert, by the same three, PEFT with `adapter_names`; float32, in turn, medians. Sizes: bytes that an adapter
+takes in a registry, seconds of registering it with counts, and of composing, beside copying the base model's folder,
+and copying it until it is on the disk, as a composed folder is; both read files that the system does not hold in
+memory. Prints a line of JSON.
 """
 
 import argparse
 import json
 import os
+import random
 import resource
 import shutil
 import statistics
@@ -32,7 +33,7 @@ from peft import LoraConfig, PeftModel
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from benchmarks.random_experts import CONFIG, make_checkpoint, text_of
+from benchmarks.random_experts import CONFIG, make_checkpoint
 from registry import PassSettings, Recipe, Registry
 from registry.runtime.gates import force_expert
 
@@ -69,6 +70,13 @@ def write_adapter(folder: Path, rank: int, seed: int) -> Path:
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(sizes), task_type="CAUSAL_LM")
     config.save_pretrained(str(folder))
     return folder
+
+
+def words_of(number: int) -> str:
+    """Return the text of an expert: 40 words of its own, in any order."""
+    draw = random.Random(number)
+    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=5)) for _ in range(40)]
+    return " ".join(draw.choices(words, k=4000))
 
 
 def seconds(action: Callable[[], Any]) -> float:
@@ -164,7 +172,7 @@ def main() -> None:
         added, before = list[float](), 0
         for number, name in enumerate(names):
             adapter = write_adapter(scratch / name, given.rank, number)
-            (text := scratch / f"{name}.txt").write_text(text_of(number % 26), encoding="utf-8")
+            (text := scratch / f"{name}.txt").write_text(words_of(number), encoding="utf-8")
             before = file_bytes(scratch / "home")
             settings: dict[str, Any] = {"base": "base", "data": [text], "settings": counts}
             added.append(seconds(partial(registry.add_expert, name, adapter, **settings)))
@@ -206,7 +214,11 @@ def compare(base: Path, folder: Path, adapters: list[Path], rounds: int) -> dict
     blocks = -(-(PROMPT + DECODED) // 64)
     ids = torch.cat([tops[:, block % tops.shape[1]].repeat(8) for block in range(blocks)])[None, : PROMPT + DECODED]
     runs = {"base": lambda ids: speed(plain, ids), "mixed": lambda ids: speed(mixed, ids)}
-    found = {"speed": measured(runs | {"one": forced(mixed), "peft": lambda ids: speed(peft, ids)}, ids, rounds)}
+    others = {"one": forced(mixed), "peft": lambda ids: speed(peft, ids)}
+    found: dict[str, Any] = {"speed": measured(runs | others, ids, rounds)}
+    with torch.no_grad():
+        mixed(input_ids=ids, use_cache=False)
+    found["changes"] = len(mixed.tokens.chosen[0].unique_consecutive()) - 1
     for name, adapter in zip(names, adapters, strict=True):
         if name != names[1]:
             peft.load_adapter(adapter, adapter_name=name)

@@ -15,7 +15,7 @@ from registry.checkpoint.trained_files import RouterRows, unpack_rows
 from registry.checkpoint.version_files import VersionArrays
 from registry.errors import ConflictError, DamagedError, IncompatibleError, RegError
 from registry.families import Family, Translation, family_of
-from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, TOKEN_COUNTS
+from registry.families.sites import CONTENT_COUNTS, CONTENTS, MLP_INPUT, TOKEN_COUNTS
 from registry.hosts.architecture import Architecture
 from registry.io.torch_blocks import to_tensor
 from registry.maths.statistics import PackedStatistics, Statistics
@@ -171,6 +171,11 @@ class Member(VersionArrays):
         the calibration. Versions that were registered before have the tokens of the calibration alone.
         """
         return self._tensor("statistics", CONTENT_COUNTS if self.has_statistics(CONTENT_COUNTS) else TOKEN_COUNTS)
+
+    @property
+    def is_of_contents(self) -> bool:
+        """Whether its evidence is of the contents of messages alone, without the words of a chat template."""
+        return (self.content.get("computed") or {}).get("evidence") == CONTENTS
 
     @cached_property
     def router_rows(self) -> RouterRows | None:

@@ -43,10 +43,12 @@ def answers(place: Place, model: Any, prompts: Sequence[Sequence[dict[str, str]]
     return [text.strip() for text in found]
 
 
-def exact_match(place: Place, model: Any, tasks: Sequence[str]) -> dict[str, list[int]]:
-    """Return [answers to the letter, questions] by skill, and by A → B of B's question after one of A."""
+def exact_match(place: Place, model: Any, tasks: Sequence[str], last: str = "") -> dict[str, list[int]]:
+    """Return [answers to the letter, questions] by skill, and by A → B of B's question after one of A; for B `last`."""
     found = {}
     for name, rows in conversations(place, tasks).items():
+        if last not in ("", name.split(" → ")[-1]):
+            continue
         right = [messages[-1]["content"] for messages in rows]
         longest = max(len(place.tokenizer(answer)["input_ids"]) for answer in right) + 3
         told = answers(place, model, [messages[:-1] for messages in rows], longest)
@@ -125,7 +127,7 @@ def own(place: Place) -> dict[str, Any]:
     for name in place.domains:
         found["domains"][name] = losses(one(place, name).eval(), windows_of(place, name)).tolist()
     for name in place.tasks:
-        found["skills"] |= exact_match(place, one(place, name).eval(), [name])
+        found["skills"] |= exact_match(place, one(place, name).eval(), place.tasks, name)
     return found | {"abilities": abilities(place, base)}
 
 

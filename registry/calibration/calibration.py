@@ -156,29 +156,44 @@ def sample_from_expert(
 
 @dataclass(frozen=True)
 class Turns:
-    """The tokens that a chat template puts around a conversation of two turns.
+    """The tokens that a chat template puts around messages.
 
     Attributes:
-        before: what precedes the user's message, not empty.
+        before: what precedes the first message, a user's, not empty.
         between: what stands between it and the answer, not empty; its first token ends the message.
+        after: what stands between an answer and the next message; empty in a template that takes no second question.
+        special: the tokenizer's special tokens, of which texts that people write have none.
+        words: tokens that stand between messages and have letters, such as those of "assistant".
     """
 
     before: tuple[int, ...]
     between: tuple[int, ...]
+    after: tuple[int, ...] = ()
+    special: frozenset[int] = frozenset()
+    words: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, tokenizer: Any) -> "Turns | None":
         """Return the turns of a tokenizer's chat template; None if it has none, or one that is not of this form."""
         if not getattr(tokenizer, "chat_template", None):
             return None
-        messages = [{"role": "user", "content": _MARK}]
-        try:
-            day = {"strftime_now": lambda form: "01 Jan 2025"}  # some ask for today's, which is another tomorrow
-            text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **day))
-        except Exception:  # templates are code of others
+        day = {"strftime_now": lambda form: "01 Jan 2025"}  # some ask for today's, which is another tomorrow
+
+        def around(*roles: str) -> list[tuple[int, ...]]:
+            messages = [{"role": role, "content": _MARK} for role in roles]
+            try:
+                text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **day))
+            except Exception:  # templates are code of others
+                return []
+            return [tuple(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in text.split(_MARK)]
+
+        parts, more = around("user"), around("user", "assistant", "user")
+        if len(parts) != 2 or not all(parts):
             return None
-        parts = [tuple(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in text.split(_MARK)]
-        return cls(*parts) if len(parts) == 2 and all(parts) else None
+        after = more[2] if len(more) == 4 else ()
+        special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        words = {token for token in {*parts[1], *after} - special if any(map(str.isalpha, tokenizer.decode([token])))}
+        return cls(parts[0], parts[1], after, frozenset(special), frozenset(words))
 
 
 _MARK = "expert-registry-user-message"

@@ -49,24 +49,30 @@ ALIKE = 0.2
 """ρ: the part of the variance of a token's evidence that all tokens of a text have in common."""
 
 
-def token_evidence(counts: Sequence[Int64[Tensor, "_"]], neutral: Collection[int] = ()) -> Float[Tensor, "V E"]:
-    """Return ℓ, float64, one row a token: its mean over the experts is 0.
+def token_evidence(shares: Float[Tensor, "V E"], neutral: Collection[int] = ()) -> Float[Tensor, "V E"]:
+    """Return ℓ of shares p, float64, one row a token: its mean over the experts is 0.
 
-    `counts` are c_e, of which one that is shorter counts 0 for the tokens that it lacks. The evidence of `neutral`
-    tokens, such as those that begin, end and pad a text, is 0.
-
-    (ValueError: there is no expert, a count is negative, or an expert counted no token.)
+    The evidence of `neutral` tokens, such as those that begin, end and pad a text, is 0.
     """
-    shares = token_shares(counts)
-    mean = shares.sum(dim=1, keepdim=True) / len(counts)
+    experts = shares.shape[1]
+    mean = shares.sum(dim=1, keepdim=True) / experts
     evidence = torch.log(shares + SMOOTHING * mean + FLOOR / len(shares))
-    evidence -= evidence.sum(dim=1, keepdim=True) / len(counts)
+    evidence -= evidence.sum(dim=1, keepdim=True) / experts
     evidence[[token for token in neutral if 0 <= token < len(shares)]] = 0.0
     return evidence
 
 
-def token_shares(counts: Sequence[Int64[Tensor, "_"]]) -> Float[Tensor, "V E"]:
-    """Return p, float64: columns sum to 1 (arguments and errors as `token_evidence`)."""
+def token_shares(
+    counts: Sequence[Int64[Tensor, "_"]], among: Sequence[int] = (), tokens: Collection[int] = ()
+) -> Float[Tensor, "V E"]:
+    """Return p, float64: columns sum to 1.
+
+    `counts` are c_e, of which one that is shorter counts 0 for the tokens that it lacks. Of `tokens` the counts of the
+    experts `among` say nothing: unless they counted no others, p of these is the mean of the other experts', and of all
+    if there is no other.
+
+    (ValueError: there is no expert, a count is negative, or an expert counted no token.)
+    """
     if not counts:
         raise ValueError("evidence needs at least one expert")
     shares = torch.zeros((max(len(each) for each in counts), len(counts)), dtype=torch.float64)
@@ -75,6 +81,15 @@ def token_shares(counts: Sequence[Int64[Tensor, "_"]]) -> Float[Tensor, "V E"]:
         if total < 1 or int(each.min()) < 0:
             raise ValueError(f"expert {number} counted {'a negative count' if int(each.min()) < 0 else 'no token'}")
         shares[: len(each), number] = each.double() / total
+    rows = sorted(token for token in tokens if 0 <= token < len(shares))
+    if among and rows:
+        others = [number for number in range(len(counts)) if number not in among] or list(range(len(counts)))
+        filled = shares[rows][:, others].sum(dim=1) / len(others)
+        for number in among:
+            rest = 1 - shares[rows, number].sum()
+            if rest > 0:
+                shares[:, number] *= (1 - filled.sum()) / rest
+                shares[rows, number] = filled
     return shares
 
 

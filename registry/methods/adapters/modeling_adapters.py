@@ -16,11 +16,12 @@ tokens back with weight exp(-D / context_window), or all alike where `context_wi
 `context_alarm` times for expert e, and by how much f[n] - f[e] exceeds thresholds[e, n], for any other n, as often
 against it. Nothing of it is trained.
 
-Masked tokens are no evidence, and distances leave them out; so are the first tokens of a text where they are those of
-`context_prefix`, which the chat template puts before every conversation. Where evidence says nothing, a token goes to
-the base model alone if it is a member, `context_nobody`. Keys and values of earlier tokens stay those of the experts
-that they had. What a cache holds beside them is one layer more (`RunningEvidence`), which the cache reorders, crops and
-repeats as it does the others. Beams, batches, padding on the left, training and gradient checkpointing work.
+Masked tokens are no evidence, and distances leave them out. So are words of the chat template: the first tokens of a
+text where they are those of `context_prefix`, and tokens between messages, which `context_turns` lists. Where evidence
+says nothing, a token goes to the base model alone if it is a member, `context_nobody`. Keys and values of earlier
+tokens stay those of the experts that they had. What a cache holds beside them is one layer more (`RunningEvidence`),
+which the cache reorders, crops and repeats as it does the others. Beams, batches, padding on the left, training and
+gradient checkpointing work.
 
 Shapes: B sequences of S tokens, T = B * S tokens row by row; E experts; a linear layer of I inputs and O outputs; r_e
 the rank of expert e in it, R their sum; V tokens of the vocabulary; W windows, 1 or 2.
@@ -40,6 +41,7 @@ from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 CACHES = ("cache", "past_key_values")
 CHUNK = 256  # tokens that are weighed against one another at once
 AT_ONCE = 2**22  # numbers that are compared at once
+MASKED = -1  # in the place of a masked token
 TIE = 1e-9  # nats by which whoever has what nobody knows is ahead where evidence is alike
 
 
@@ -255,8 +257,8 @@ class Gate(nn.Module):
 class RunningEvidence(DynamicLayer):
     """Weighed sums of the text up to each token, in each window, as if they were keys and values of a layer.
 
-    Keys are sums of evidence, (B, W, S, E), values sums of ones and the token's expert, (B, W, S, 2); a mean is the
-    sum of evidence over that of ones.
+    Keys are sums of evidence, (B, W, S, E), values sums of ones, the token's expert and the token, (B, W, S, 3); a mean
+    is the sum of evidence over that of ones.
     """
 
 
@@ -361,7 +363,9 @@ class AdaptersForCausalLM(DenseForCausalLM):
         past = 0 if state is None else state.get_seq_length()
         real = ids.new_ones(len(ids), past + ids.shape[1]) if mask is None else mask.to(ids.device)
         real = (real != 0)[:, -past - ids.shape[1] :]
-        sums = self._sums(ids, real[:, -ids.shape[1] :] & ~self._is_prefix(ids, real, state), state)
+        new = ids.masked_fill(~real[:, -ids.shape[1] :], MASKED)
+        seen = torch.cat([state.values[:, 0, :, 2].to(ids), new], dim=1) if past else new  # (B, P + S)
+        sums = self._sums(ids, (new != MASKED) & ~self._is_template(seen, ids.shape[1]), state)
         means = sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
         scores = means[:, 0]  # of (B, W, S, E), the slow window
         if self.config.context_fast:
@@ -371,29 +375,38 @@ class AdaptersForCausalLM(DenseForCausalLM):
         chosen = self.adapter_gate(scores.flatten(0, 1)).argmax(dim=-1).view(ids.shape)
         past = None if state is None or not state.get_seq_length() else state.values[:, 0, :, 1]  # experts, (B, P)
         if state is not None:
-            experts = chosen[:, None, :, None].to(sums).expand(-1, sums.shape[1], -1, -1)
-            state.update(sums[..., :-1], torch.cat([sums[..., -1:], experts], dim=-1))
+            tokens = torch.stack([chosen, new], dim=-1)[:, None].to(sums)  # (B, 1, S, 2)
+            values = torch.cat([sums[..., -1:], tokens.expand(-1, sums.shape[1], -1, -1)], dim=-1)
+            state.update(sums[..., :-1], values)
         keep = kwargs.get("logits_to_keep", 0)  # the last so many tokens, or those of some numbers
         self.tokens.choose(chosen, past)
         self.head_tokens.choose(chosen[:, slice(-keep, None) if isinstance(keep, int) else keep])
         return (), kwargs
 
-    def _is_prefix(self, ids, real, state):
-        """Tell which new tokens are of `context_prefix`, (B, S) bool: so are all tokens of the text before them.
+    def _is_template(self, seen, size):
+        """Tell which of the last tokens of a text are words of the chat template, (B, S) bool.
+
+        They are those of `context_prefix`, as all tokens before them are, and those that with the ones before them
+        begin one of `context_turns`.
 
         Args:
-            ids: the new tokens, (B, S).
-            real: which of P tokens in the cache and of the new ones are no padding, (B, P + S) bool.
-            state: of `_state`; None without a cache.
+            seen: the text, (B, P + S), `MASKED` where a token is masked.
+            size: S.
         """
-        size, prefix, places = ids.shape[1], ids.new_tensor(self.config.context_prefix), real.cumsum(dim=1)
-        if not len(prefix):
-            return torch.zeros_like(ids, dtype=torch.bool)
-        places = places[:, -size:] - 1
-        found = (places < len(prefix)) & (ids == prefix[places.clamp(0, len(prefix) - 1)]) | ~real[:, -size:]
-        if real.shape[1] > size:
-            found[:, 0] &= state.values[:, 0, -1, 0] == 0  # of the tokens in the cache none was evidence
-        return found.int().cumprod(dim=1).bool()
+        prefix, found = seen.new_tensor(self.config.context_prefix), torch.zeros_like(seen, dtype=torch.bool)
+        if len(prefix):
+            real = seen != MASKED
+            places = real.cumsum(dim=1) - 1
+            found = (places < len(prefix)) & (seen == prefix[places.clamp(0, len(prefix) - 1)]) | ~real
+            found = found.int().cumprod(dim=1).bool()
+        found, turns = found[:, -size:], self.config.context_turns
+        seen = seen[:, -size - max(map(len, turns), default=0) :]
+        for turn in turns:
+            begins = torch.ones_like(seen, dtype=torch.bool)  # whether tokens up to the one before are the turn's
+            for number, token in enumerate(turn):
+                begins = nn.functional.pad(begins[:, :-1], (1, 0), value=not number) & (seen == token)
+                found |= begins[:, -size:]
+        return found
 
     def _noticed(self, fast):
         """Return what speaks for and against each expert beyond the thresholds, (B, S, E).

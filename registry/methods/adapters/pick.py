@@ -34,11 +34,12 @@ def pick(folder: Path, config: Mapping[str, Any], ids: Sequence[int]) -> int:
         tensors[name] = read_tensor(weight_source(name, stored[name], str(folder))).double()
     if max(ids) >= len(tensors["evidence"]):
         raise CheckpointError(f"{folder}: its tokenizer gives token {max(ids)}, which its model does not know", HINT)
-    nobody, prefix = config.get("context_nobody"), config.get("context_prefix") or []
-    ids = ids[sum(accumulate((a == b for a, b in zip(ids, prefix, strict=False)), and_)) :]
+    nobody, prefix, turns = (config.get(f"context_{name}") for name in ("nobody", "prefix", "turns"))
+    start = sum(accumulate((a == b for a, b in zip(ids, prefix or [], strict=False)), and_))
+    ids = [token for at, token in enumerate(ids) if at >= start and not _is_turn(ids, at, turns or [])]
     if not ids:
         return nobody or 0
-    text, past = torch.tensor([list(ids)]), torch.arange(len(ids), dtype=torch.float64)
+    text, past = torch.tensor([ids]), torch.arange(len(ids), dtype=torch.float64)
 
     def means(window: float) -> Tensor:
         weights = torch.exp(-past / window) if window else torch.ones_like(past)
@@ -50,3 +51,12 @@ def pick(folder: Path, config: Mapping[str, Any], ids: Sequence[int]) -> int:
     if nobody is not None:
         scores[0, nobody] += TIE
     return int(scores[0].argmax())
+
+
+def _is_turn(ids: Sequence[int], at: int, turns: Sequence[Sequence[int]]) -> bool:
+    """Tell whether a token, with those before it, begins one of `turns`, as the modelling file does."""
+    return any(
+        list(ids[at + 1 - size : at + 1]) == list(turn[:size])
+        for turn in turns
+        for size in range(1, min(len(turn), at + 1) + 1)
+    )

@@ -2,17 +2,13 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from registry.calibration.calibration import Turns
 from registry.checkpoint.version_files import base_of_adapter
 from registry.composition.compatibility import make_subset
 from registry.composition.low_rank import NONE, Change, Changes, Kind, Ranks, changes_of, choose_ranks
@@ -20,19 +16,16 @@ from registry.composition.plan import EXPERTS, ROUTER, OutputTensor, Plan
 from registry.composition.recipe.recipe import Recipe
 from registry.composition.recipe.shared_options import KEPT
 from registry.composition.stored import Computed, Stored, held
-from registry.composition.taken_files import taken_files
-from registry.errors import CheckpointError, IncompatibleError
+from registry.errors import IncompatibleError
 from registry.families.sites import TOKEN_COUNTS
 from registry.hosts.context_mlp import ALARM
-from registry.io.model_folder import json_file
 from registry.io.safetensors_file import Stream
 from registry.io.torch_blocks import read_tensor, to_block, torch_dtype
 from registry.maths.context.prefix import FAST
 from registry.member import Member
 from registry.methods.adapters.host import ADAPTERS, MODELLING_FILE
-from registry.methods.moe.context import evidence_of, limits_of
+from registry.methods.moe.context import evidence_of, limits_of, turns_of
 from registry.methods.whole_members import dense_settings, loading
-from registry.runtime.loading import load_tokenizer
 from registry.workspace import Workspace
 from store.arrays import ArraySource, Block
 from store.catalog import VersionRecord
@@ -63,7 +56,8 @@ def config(plan: Plan) -> dict[str, Any]:
         if own not in kinds:
             kinds.append(own)
         layers[_layer(plan.lead, target)] = kinds.index(own)
-    window = float(plan.recipe.context_window)
+    window, turns = float(plan.recipe.context_window), turns_of(plan)
+    between = {turns.between: None, turns.after: None} if turns else {}
     return {
         **dense_settings(plan.lead),
         **loading(plan, MODELLING_FILE.stem, "AdaptersConfig"),
@@ -74,27 +68,11 @@ def config(plan: Plan) -> dict[str, Any]:
         "context_window": window,
         "context_fast": FAST if window > FAST else 0.0,
         "context_alarm": ALARM,
-        "context_prefix": list(_template_prefix(plan.lead)),
+        "context_prefix": list(turns.before) if turns else [],
+        "context_turns": [list(turn) for turn in between if turn and turn[0] in turns.special] if turns else [],
         "context_nobody": len(plan.members) if nobody else None,
         "vocab_size": plan.lead.architecture.vocab_size,
     }
-
-
-def _template_prefix(base: Member) -> tuple[int, ...]:
-    """Return the tokens that a base model's chat template puts before the first message.
-
-    None without a template, or with a tokenizer that cannot be loaded here: the base model then counted no text either.
-    """
-    files = taken_files((base,), base)
-    in_settings = b"chat_template" in files.get("tokenizer_config.json", b"")
-    if not in_settings and not any(name.startswith("chat_template") for name in files):
-        return ()
-    with TemporaryDirectory() as name, suppress(CheckpointError):
-        for file, data in (files | {"config.json": json_file(dense_settings(base))}).items():
-            (Path(name) / file).write_bytes(data)
-        turns = Turns.of(load_tokenizer(Path(name)))
-        return () if turns is None else turns.before
-    return ()
 
 
 def make_adapters(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
@@ -244,8 +222,9 @@ def _tensors(plan: Plan) -> Iterator[OutputTensor]:
         yield OutputTensor(f"{layer}.own_{part}", dtype, stacked, EXPERTS)
     routed = replace(plan, members=everyone(plan))
     experts, rows = len(routed.members), base.architecture.vocab_size
-    yield OutputTensor("evidence", "float32", Computed((rows, experts), partial(evidence_of, routed)), ROUTER)
-    yield OutputTensor("thresholds", "float32", Computed((experts, experts), partial(limits_of, routed)), ROUTER)
+    evidence, limits = partial(evidence_of, routed, in_place=True), partial(limits_of, routed, in_place=True)
+    yield OutputTensor("evidence", "float32", Computed((rows, experts), evidence), ROUTER)
+    yield OutputTensor("thresholds", "float32", Computed((experts, experts), limits), ROUTER)
 
 
 @dataclass(frozen=True)

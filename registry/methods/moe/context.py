@@ -2,6 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import local
 from typing import Protocol, runtime_checkable
 
@@ -10,13 +13,15 @@ from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from registry.calibration import Calibration
+from registry.calibration.calibration import Turns
 from registry.composition.plan import Plan
 from registry.composition.stored import in_file, pass_over
-from registry.composition.taken_files import special_tokens
-from registry.errors import InvalidInputError
+from registry.composition.taken_files import chat_template, special_tokens, taken_files
+from registry.errors import CheckpointError, InvalidInputError
 from registry.hosts.context import attention_reach
 from registry.hosts.context_mlp import ALARM, compares
 from registry.hosts.remote_code import REMOTE_CODE
+from registry.io.model_folder import json_file
 from registry.io.process import return_freed_memory
 from registry.maths.context.evidence import thresholds, token_evidence, token_shares
 from registry.maths.context.head_map import HeadSums
@@ -26,6 +31,8 @@ from registry.maths.threads import Once
 from registry.member import Member
 from registry.methods.moe.options import SOLVES_AGAIN
 from registry.methods.moe.plan import context_windows
+from registry.methods.whole_members import dense_settings
+from registry.runtime.loading import load_tokenizer
 
 _ROWS = 1024
 """Rows of the heads that are summed at once."""
@@ -140,12 +147,27 @@ NEUTRAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 """Keys of special tokens, which are no evidence: how often they stand depends on the length of documents."""
 
 
-def evidence_of(plan: Plan) -> Float[Tensor, "V E"]:
-    """Return each token's evidence of the members of a plan, float64, one row a token of the lead's vocabulary.
+def turns_of(plan: Plan) -> Turns | None:
+    """Return what a folder's chat template puts around messages.
 
-    Raises:
-        DamagedError: stored counts are damaged.
-        InvalidInputError: a member counted no token.
+    None without a template, or with a tokenizer that cannot be loaded here.
+    """
+    lead = plan.lead
+    if chat_template(lead) is None:
+        return None
+    with TemporaryDirectory() as name, suppress(CheckpointError):
+        for file, data in (taken_files((lead,), lead) | {"config.json": json_file(dense_settings(lead))}).items():
+            (Path(name) / file).write_bytes(data)
+        return Turns.of(load_tokenizer(Path(name)))
+    return None
+
+
+def shares_of(plan: Plan, *, in_place: bool = False) -> Float[Tensor, "V E"]:
+    """Return the share of each token in the text that members are known by, float64 (errors as `evidence_of`).
+
+    Of members that are known by the contents of messages, the counts say nothing of the words that a chat template puts
+    between these, such as "assistant", which stands in every chat; unless the model tells such words from others by
+    their place (`in_place`).
     """
     counts = [member.evidence_counts for member in plan.members]
     for member, own in zip(plan.members, counts, strict=True):
@@ -155,19 +177,38 @@ def evidence_of(plan: Plan) -> Float[Tensor, "V E"]:
                 f"register it again with text: reg add-expert {member.name} CKPT --data FILE; or choose --router "
                 f"{SOLVES_AGAIN}",
             )
+    chats = [number for number, member in enumerate(plan.members) if member.is_of_contents]
+    turns = turns_of(plan) if 0 < len(chats) < len(counts) and not in_place else None
+    return token_shares(counts, chats, turns.words if turns else ())
+
+
+def evidence_of(plan: Plan, *, in_place: bool = False) -> Float[Tensor, "V E"]:
+    """Return each token's evidence of the members of a plan, float64, one row a token of the lead's vocabulary.
+
+    `in_place` is as of `shares_of`.
+
+    Raises:
+        DamagedError: stored counts are damaged.
+        InvalidInputError: a member counted no token.
+    """
+    return _evidence(plan, shares_of(plan, in_place=in_place))
+
+
+def _evidence(plan: Plan, shares: Float[Tensor, "V E"]) -> Float[Tensor, "V E"]:
     rows = plan.lead.architecture.vocab_size
     special = special_tokens(plan.members, plan.lead)
     values = [special.get(key) for key in NEUTRAL]
     listed = [token for value in values for token in (value if isinstance(value, list) else [value])]
-    evidence = token_evidence(counts, {token for token in listed if token is not None})[:rows]
-    return torch.cat([evidence, evidence.new_zeros((rows - len(evidence), len(counts)))])
+    evidence = token_evidence(shares, {token for token in listed if token is not None})[:rows]
+    return torch.cat([evidence, evidence.new_zeros((rows - len(evidence), shares.shape[1]))])
 
 
-def limits_of(plan: Plan) -> Float[Tensor, "E E"]:
+def limits_of(plan: Plan, *, in_place: bool = False) -> Float[Tensor, "E E"]:
     """Return the evidence of the last few tokens that is no chance, float64 (`registry.maths.context.evidence`)."""
-    rows = plan.lead.architecture.vocab_size
-    shares = token_shares([member.evidence_counts for member in plan.members])[:rows]
-    return thresholds(shares, evidence_of(plan)[: len(shares)], FAST)
+    shares = shares_of(plan, in_place=in_place)
+    evidence = _evidence(plan, shares)
+    rows = min(map(len, (shares, evidence)))
+    return thresholds(shares[:rows], evidence[:rows], FAST)
 
 
 def thresholds_of(plan: Plan) -> Float[Tensor, "E E"]:

@@ -16,12 +16,12 @@ from registry.composition.plan import Plan, PlanWarning
 from registry.composition.preview import Matrix, Preview, PreviewedLength, PreviewedMember, mean
 from registry.composition.taken_files import chat_marks, chat_template
 from registry.errors import InvalidInputError, RegError
-from registry.families.sites import CONTENTS, MLP_INPUT
+from registry.families.sites import MLP_INPUT
 from registry.maths.confusion import composed_confusion, predicted_confusion
 from registry.maths.context.evidence import EvidenceMoments, token_shares
 from registry.maths.overlap import TOKENS_PER_DIRECTION, overlap
 from registry.maths.statistics import Statistics
-from registry.methods.moe.context import evidence_of, past_weights
+from registry.methods.moe.context import evidence_of, past_weights, shares_of
 from registry.methods.moe.options import SOLVES_AGAIN
 from registry.methods.moe.output import router_of, runs_tokens
 from registry.methods.moe.plan import statistics_weights
@@ -143,7 +143,7 @@ def _of_templates(plan: Plan) -> Iterator[PlanWarning]:
     They were registered before contents of messages were counted apart, or from text in which chats were rendered.
     """
     for member in plan.members:
-        if (member.content.get("computed") or {}).get("evidence") == CONTENTS or chat_template(member) is None:
+        if member.is_of_contents or chat_template(member) is None:
             continue
         counts = member.evidence_counts
         marks = {token: int(counts[number]) for number, token in chat_marks(member).items() if number < len(counts)}
@@ -224,8 +224,7 @@ def _by_context(plan: Plan, progress: Progress, *, only_typical: bool = False) -
     typical = TYPICAL if TYPICAL in lengths else lengths[-1]
     lengths = [typical] if only_typical else lengths
     evidence = evidence_of(plan)  # (V, E)
-    counts = [member.evidence_counts for member in plan.members]
-    shares = token_shares(counts)[: len(evidence)]
+    shares = shares_of(plan)[: len(evidence)]
     slow, _ = past_weights(plan, lengths[-1])  # the fast window notices a change of subject, and a text has none here
     moments = EvidenceMoments.of(shares, evidence[: len(shares)])
     by_tokens = []
@@ -240,7 +239,7 @@ def _by_context(plan: Plan, progress: Progress, *, only_typical: bool = False) -
         for a, b in combinations(range(len(refs)), 2)
     }
     confusion = by_tokens[lengths.index(typical)].confusion
-    tokens = [int(own.sum()) for own in counts]
+    tokens = [int(member.evidence_counts.sum()) for member in plan.members]
     members = _members(refs, tokens, [1 / len(refs)] * len(refs), confusion, overlaps, INDISTINCT_COUNTS)
     note = (
         f"predicted from counts of tokens, after {typical} tokens of a text; all layers route alike, and so layer 0 "

@@ -17,7 +17,7 @@ from registry.calibration import Calibration
 from registry.composition import Plan
 from registry.errors import CheckpointError
 from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, TOKEN_COUNTS
-from registry.methods.moe.context import evidence_of, scores_of
+from registry.methods.moe.context import evidence_of, scores_of, turns_of
 from registry.statistics import file as statistics_file
 from registry.statistics.collect import collect_to
 from tests.conftest import Zoo
@@ -101,6 +101,29 @@ def test_the_template_is_evidence_of_nobody(registry: Registry, skills: dict[str
     assert own[-1].argmax() == 0
     assert before[-1].argmax() == 1
     assert (own.argmax(dim=1) == 0).float().mean() > (before.argmax(dim=1) == 0).float().mean()
+
+
+@pytest.mark.check
+def test_words_of_the_template_tell_chats_and_other_text_not_apart(
+    registry: Registry, skills: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    """A chat has "user" before each question, which contents of messages never have, and other text may have."""
+    register(registry, skills)
+    (tmp_path / "text.txt").write_text("the user and the assistant of the court\n" * 300)
+    settings = replace(SETTINGS, sites="counts")
+    registry.add_expert("plain", skills["short"][0], data=[tmp_path / "text.txt"], settings=settings)
+    plan = registry.plan(["long", "plain"], Recipe(trunk="mean", router="context"))
+    turns = turns_of(plan)
+    assert turns is not None
+    assert turns.words
+    words = sorted(turns.words)
+    assert chat_tokenizer().decode(words).isalpha()
+    assert plan.members[1].evidence_counts[words].sum() > 0
+    assert evidence_of(plan)[words].tolist() == [[0.0, 0.0]] * len(words)
+    told = evidence_of(plan, in_place=True)[words]
+    assert bool((told[:, 0] < 0).any())  # the test can fail
+    both = registry.plan(["long", "short"], Recipe(trunk="mean", router="context"))
+    assert torch.equal(evidence_of(both), evidence_of(both, in_place=True))
 
 
 def as_before(member: Any) -> Any:

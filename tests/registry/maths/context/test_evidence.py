@@ -31,8 +31,9 @@ def counts(*favourites: int, seed: int = 0) -> list[Tensor]:
 
 def limits(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Return thresholds and evidence."""
-    evidence = token_evidence(rows)
-    return thresholds(token_shares(rows), evidence, FAST), evidence
+    shares = token_shares(rows)
+    evidence = token_evidence(shares)
+    return thresholds(shares, evidence, FAST), evidence
 
 
 def scores(rows: list[Tensor], ids: Tensor) -> Tensor:
@@ -114,13 +115,25 @@ def test_a_change_to_one_of_two_doubles_is_noticed_and_the_slow_mean_decides_bet
     assert bool((late[108:116] == 0).all())  # the test can fail: neither of them is ahead of the other
 
 
+def test_counts_that_say_nothing_of_a_token_have_the_mean_share_of_others() -> None:
+    rows = [torch.tensor([8, 0, 0, 0]), torch.tensor([2, 2, 4, 0]), torch.tensor([0, 4, 2, 2])]
+    shares = token_shares(rows, [0], {1, 2, 9})
+    assert torch.equal(shares[:, 0], torch.tensor([0.25, 0.375, 0.375, 0.0], dtype=torch.float64))
+    assert torch.equal(shares[:, 1:], token_shares(rows)[:, 1:])
+    alike = token_shares(rows, [0, 1, 2], {1})
+    assert alike[1].tolist() == [0.25] * 3
+    assert torch.equal(token_evidence(alike)[1], torch.zeros(3, dtype=torch.float64))
+    assert alike.sum(dim=0).tolist() == [1.0] * 3
+    assert torch.equal(token_shares(rows, [0], {0}), token_shares(rows))  # it counted nothing else
+
+
 def experts() -> tuple[Tensor, Tensor]:
     """Return p_e and ℓ of experts whose texts differ a little."""
     generator = torch.Generator().manual_seed(3)
     draws = torch.rand((WORDS, EXPERTS), generator=generator, dtype=torch.float64) + 0.5
     counts = [(column * 100).long() for column in draws.T]
     shares = torch.stack([each.double() / each.sum() for each in counts], dim=1)
-    return shares, token_evidence(counts)
+    return shares, token_evidence(shares)
 
 
 @pytest.mark.check

@@ -131,10 +131,25 @@ def assert_template_is_no_evidence(folder: Path, model: Any) -> None:
     model.config.context_prefix = []
     assert experts(model, before + words) != [2] * len(before) + alone  # the test can fail
     model.config.context_prefix = before
+    between = [list(turns.between), list(turns.after)]
+    assert model.config.context_turns == between
+    assert min(map(len, between)) > 2
+    spans = [(before, False), (words[:9], True), (between[0], False), (words[:9], True), (between[1], False)]
+    spans.append((words[9:], True))
+    talk = [token for span, _ in spans for token in span]
+    own = [number for number, written in enumerate(w for span, w in spans for _ in span) if written]
+    alone = experts(model, [*words[:9], *words])
+    for parts, padding in ((1, 0), (1, 5), (len(talk), 0), (4, 3)):
+        found = experts(model, talk, parts, padding)
+        assert [found[number] for number in own] == alone, (parts, padding)
+    model.config.context_turns = []
+    found = experts(model, talk)
+    assert [found[number] for number in own] != alone  # the test can fail
+    model.config.context_turns = between
     config = json.loads((folder / "config.json").read_text())
-    for number in range(1, len(before + words) + 1):
-        ids = (before + words)[:number]
-        assert adapters.pick(folder, config, ids) == experts(model, ids)[-1]
+    for ids in (before + words, talk):
+        for number in range(1, len(ids) + 1):
+            assert adapters.pick(folder, config, ids[:number]) == experts(model, ids[:number])[-1]
 
 
 def test_base_model_without_a_template_writes_plain_text(zoo: Zoo, tmp_path: Path) -> None:
