@@ -191,7 +191,7 @@ class Turns:
         if len(parts) != 2 or not all(parts):
             return None
         after = more[2] if len(more) == 4 else ()
-        special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        special = {number for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items() if token.special}
         words = {token for token in {*parts[1], *after} - special if any(map(str.isalpha, tokenizer.decode([token])))}
         return cls(parts[0], parts[1], after, frozenset(special), frozenset(words))
 
