@@ -15,7 +15,7 @@ from registry.checkpoint.trained_files import RouterRows, unpack_rows
 from registry.checkpoint.version_files import VersionArrays
 from registry.errors import ConflictError, DamagedError, IncompatibleError, RegError
 from registry.families import Family, Translation, family_of
-from registry.families.sites import CONTENT_COUNTS, CONTENTS, MLP_INPUT, TOKEN_COUNTS
+from registry.families.sites import CONTENT_COUNTS, CONTENTS, MLP_INPUT, PAIR_COUNTS, TOKEN_COUNTS
 from registry.hosts.architecture import Architecture
 from registry.io.torch_blocks import to_tensor
 from registry.maths.statistics import PackedStatistics, Statistics
@@ -109,8 +109,9 @@ class Member(VersionArrays):
             raise DamagedError(f"{self.version.ref}, {site}, layer {layer}: {error}", "reg verify") from error
 
     def has_statistics(self, site: str) -> bool:
-        """Tell whether the version has statistics of a site, or `TOKEN_COUNTS`, or `CONTENT_COUNTS`."""
-        return ("statistics", site if site in (TOKEN_COUNTS, CONTENT_COUNTS) else f"{site}/exponents") in self._links
+        """Tell whether the version has statistics of a site, or `TOKEN_COUNTS`, `CONTENT_COUNTS` or `PAIR_COUNTS`."""
+        is_counts = site in (TOKEN_COUNTS, CONTENT_COUNTS, PAIR_COUNTS)
+        return ("statistics", site if is_counts else f"{site}/exponents") in self._links
 
     def require_statistics(self, sites: Sequence[str], user: str, verb: str, alternative: str = "") -> None:
         """Check that the version has statistics of sites, or `TOKEN_COUNTS` (IncompatibleError: one is missing).
@@ -171,6 +172,14 @@ class Member(VersionArrays):
         the calibration. Versions that were registered before have the tokens of the calibration alone.
         """
         return self._tensor("statistics", CONTENT_COUNTS if self.has_statistics(CONTENT_COUNTS) else TOKEN_COUNTS)
+
+    @cached_property
+    def pair_counts(self) -> torch.Tensor | None:
+        """Pairs of tokens that are evidence of this expert, and their occurrences, int32 of shape (P, 3), in order.
+
+        None for versions that were registered before pairs were counted.
+        """
+        return self._tensor("statistics", PAIR_COUNTS) if self.has_statistics(PAIR_COUNTS) else None
 
     @property
     def is_of_contents(self) -> bool:

@@ -17,6 +17,9 @@ from registry.progress import Advance, Progress, remark
 
 _BLOCK = 4096  # windows
 
+LEAST_PAIRS = 2
+"""Occurrences of a pair of tokens, at least, that is counted: one that occurs once says little of an expert."""
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -53,6 +56,23 @@ class Calibration:
             chosen = keep if among is None else keep & among[first : first + _BLOCK]
             counts += torch.bincount(ids[chosen].long(), minlength=vocabulary)
         return counts
+
+    def pairs(self, vocabulary: int, among: Bool[Tensor, "N S"] | None = None) -> Int32[Tensor, "P 3"]:
+        """Return the pairs of tokens, one after the other in a window, that occur at least `LEAST_PAIRS` times.
+
+        A row is the first token, the second, and how often they occur, in the order of tokens. Both of V tokens count,
+        and `among` is true of both.
+        """
+        keys, counts = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+        for first, (ids, keep) in zip(range(0, len(self.ids), _BLOCK), self._blocks(), strict=True):
+            chosen = keep if among is None else keep & among[first : first + _BLOCK]
+            new = (ids[:, :-1].long() * vocabulary + ids[:, 1:])[chosen[:, :-1] & chosen[:, 1:]]
+            keys, places = torch.cat([keys, new]).unique(return_inverse=True)
+            added = torch.cat([counts, torch.ones_like(new)])
+            counts = torch.zeros_like(keys).index_add_(0, places, added)
+        often = counts >= LEAST_PAIRS
+        keys, counts = keys[often], counts[often].clamp(max=torch.iinfo(torch.int32).max)
+        return torch.stack([keys // vocabulary, keys % vocabulary, counts], dim=1).int()
 
     @property
     def digest(self) -> str:

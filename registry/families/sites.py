@@ -19,6 +19,9 @@ CONTENT_COUNTS = "content_counts"
 """Occurrences of each token that are evidence of the expert: in more windows of the same text, and of messages in their
 contents alone. Where a version has none, its token counts are the evidence."""
 
+PAIR_COUNTS = "pair_counts"
+"""Pairs of tokens, one after the other, that occur at least twice in what `CONTENT_COUNTS` counts, and how often."""
+
 CONTENTS, ALL_TEXT = "contents", "text"
 """Values of `evidence` in the settings of statistics that have counts of contents: what they are counts of. Beside it
 `evidence_text` is the digest of the tokens where these are more than those of the calibration."""

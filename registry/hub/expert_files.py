@@ -94,6 +94,7 @@ def collected_of(member: Member) -> Collected:
         folds,
         member.token_counts if member.has_statistics(TOKEN_COUNTS) else None,
         member.evidence_counts if member.has_statistics(CONTENT_COUNTS) else None,
+        member.pair_counts,
     )
 
 

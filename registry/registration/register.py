@@ -18,7 +18,7 @@ from registry.checkpoint.adapted import AdaptedCheckpoint
 from registry.checkpoint.annotations import Annotations
 from registry.checkpoint.version_files import adapters_beside, base_of_adapter
 from registry.errors import ConflictError
-from registry.families.sites import CONTENT_COUNTS, COUNTS, MLP_INPUT, TOKEN_COUNTS
+from registry.families.sites import CONTENT_COUNTS, COUNTS, MLP_INPUT, PAIR_COUNTS, TOKEN_COUNTS
 from registry.io.torch_blocks import to_block
 from registry.progress import Progress, remark
 from registry.registration.candidate import Candidate, RegistrationRequest, open_candidate
@@ -354,6 +354,8 @@ def _arrays(
     for name, counts in ((TOKEN_COUNTS, collected.token_counts), (CONTENT_COUNTS, collected.content_counts)):
         if counts is not None:
             yield "statistics", name, _source(counts, "int64"), None
+    if collected.pair_counts is not None:
+        yield "statistics", PAIR_COUNTS, _source(collected.pair_counts, "int32"), None
     if collected.calibration is not None:
         yield "calibration", "ids", _source(collected.calibration.ids, "int32"), None
         yield "calibration", "lengths", _source(collected.calibration.lengths, "int32"), None

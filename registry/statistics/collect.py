@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from registry.calibration import Calibration, Corpus, document_beginnings, random_places, sample_from_expert
-from registry.calibration.calibration import Turns, sample_conversations
+from registry.calibration.calibration import LEAST_PAIRS, Turns, sample_conversations
 from registry.calibration.corpus import find_calibration
 from registry.calibration.windows import start_token
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
@@ -116,6 +116,8 @@ def _contradictions(collected: Collected, checkpoint: Checkpoint, weights: str) 
         yield f": its token counts are not those of {vocabulary:,} tokens"
     if not _are_contents(collected):
         yield ": its counts of contents are not counts of the tokens that are evidence"
+    if not _are_pairs(collected, vocabulary):
+        yield ": its counts of pairs are not counts of pairs of the tokens that are evidence"
     if kept is not None:
         same = counts is None or torch.equal(counts, kept.counts(vocabulary))
         if (kept.digest, kept.tokens, same) != (collected.calibration_digest, collected.tokens, True):
@@ -140,6 +142,26 @@ def _are_contents(collected: Collected) -> bool:
     if bool((contents < 0).any()) or sum(contents.tolist()) > MOST_TOKENS:
         return False
     return "evidence_text" in collected.computed or bool((contents <= counts).all())
+
+
+def _are_pairs(collected: Collected, vocabulary: int) -> bool:
+    """Tell whether counts of pairs are there where they are said to be, and can be what they are said to be."""
+    pairs, contents, least = collected.pair_counts, collected.content_counts, collected.computed.get("evidence_pairs")
+    if (pairs is not None) != (least == LEAST_PAIRS and type(least) is int) or (pairs is not None and contents is None):
+        return False
+    if pairs is None or contents is None:
+        return least is None
+    if pairs.dtype != torch.int32 or pairs.ndim != 2 or pairs.shape[1] != 3:
+        return False
+    tokens, keys = pairs[:, :2].long(), pairs[:, 0].long() * vocabulary + pairs[:, 1]
+    if bool((tokens < 0).any()) or bool((tokens >= vocabulary).any()) or bool((keys.diff() <= 0).any()):
+        return False
+    if bool((pairs[:, 2] < LEAST_PAIRS).any()):
+        return False
+    sums = torch.zeros((2, vocabulary), dtype=torch.int64)  # of all pairs that a token is the first, or the second of
+    for own, numbers in zip(sums, tokens.T, strict=True):
+        own.index_add_(0, numbers, pairs[:, 2].long())
+    return bool((sums <= contents).all())
 
 
 def _contradictions_of_site(collected: Collected, checkpoint: Checkpoint, site: str) -> Iterator[str]:
@@ -241,14 +263,20 @@ def _with_counts(collected: Collected, calibration: Calibration, checkpoint: Che
     size, of = checkpoint.architecture.vocab_size, evidence_of(calibration)
     counts, evidence = calibration.counts(size), calibration.wider or calibration
     contents = evidence.counts(size, evidence.written) if of else None
-    return replace(collected, computed=collected.computed | of, token_counts=counts, content_counts=contents)
+    pairs = evidence.pairs(size, evidence.written) if of else None
+    return replace(
+        collected, computed=collected.computed | of, token_counts=counts, content_counts=contents, pair_counts=pairs
+    )
 
 
-def evidence_of(calibration: Calibration | None) -> dict[str, str]:
+def evidence_of(calibration: Calibration | None) -> dict[str, str | int]:
     """Return what `computed` says of the tokens that are evidence: nothing where they are those of the calibration."""
     if calibration is not None and (wider := calibration.wider) is not None:
-        return {"evidence": ALL_TEXT if wider.written is None else CONTENTS, "evidence_text": wider.digest}
-    return {} if calibration is None or calibration.written is None else {"evidence": CONTENTS}
+        of = ALL_TEXT if wider.written is None else CONTENTS
+        return {"evidence": of, "evidence_text": wider.digest, "evidence_pairs": LEAST_PAIRS}
+    if calibration is None or calibration.written is None:
+        return {}
+    return {"evidence": CONTENTS, "evidence_pairs": LEAST_PAIRS}
 
 
 def report_few_tokens(collected: Collected, checkpoint: Checkpoint, settings: PassSettings, progress: Progress) -> None:

@@ -2,8 +2,9 @@
 
 Tensors: `<site>.exponents` int16 (L, C) · `<site>.gram.<layer>` int64, the packed upper triangle of G ·
 `token_counts` int64 (V,) · `content_counts` int64 (V,) where evidence is counted in more text, or in contents of
-messages alone · with kept calibration also `calibration.ids` int32 (N, S) and `calibration.lengths` int32 (N,). The
-header has the digest of the weights that they belong to.
+messages alone, and with it `pair_counts` int32 (P, 3): two tokens, and how often they follow one another · with kept
+calibration also `calibration.ids` int32 (N, S) and `calibration.lengths` int32 (N,). The header has the digest of the
+weights that they belong to.
 
 Earlier releases also kept parts of the sums, `<site>.fold.<layer>.<fold>`, in the form of `gram`, which is the sum of
 all parts. Nothing is computed from them; they are carried on, because the digest of a version covers them.
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from registry.calibration import Calibration
 from registry.errors import CheckpointError, DamagedError, first_line
-from registry.families.sites import CONTENT_COUNTS, COUNTS, TOKEN_COUNTS
+from registry.families.sites import CONTENT_COUNTS, COUNTS, PAIR_COUNTS, TOKEN_COUNTS
 from registry.io.dtypes import NAMES
 from registry.io.safetensors_file import Entry, Stream, read_header, replace_shard
 from registry.io.torch_blocks import to_block, torch_dtype
@@ -181,6 +182,7 @@ class Collected:
             `mlp_input/fold/0/0` → it.
         token_counts: occurrences of each token, int64 of shape (V,).
         content_counts: those that are evidence (`CONTENT_COUNTS`), where they are others.
+        pair_counts: beside them, pairs of tokens and their occurrences (`PAIR_COUNTS`), int32 of shape (P, 3).
         done: site → windows that each layer has counted, in the state of an interrupted pass; None if complete.
     """
 
@@ -193,6 +195,7 @@ class Collected:
     folds: Mapping[str, ArraySource] = field(default_factory=dict, compare=False)
     token_counts: torch.Tensor | None = field(default=None, compare=False)  # they follow from the calibration
     content_counts: torch.Tensor | None = field(default=None, compare=False)
+    pair_counts: torch.Tensor | None = field(default=None, compare=False)
     done: dict[str, tuple[int, ...]] | None = None
 
     @property
@@ -240,7 +243,7 @@ def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) 
         streams += [Stream(name, source.dtype, source.shape, source.blocks) for name, source in sources.items()]
     for site, layers in exponents.items():
         add(f"{site}.exponents", torch.stack(layers))  # L tensors (C,) → (L, C)
-    for name in (TOKEN_COUNTS, CONTENT_COUNTS):
+    for name in (TOKEN_COUNTS, CONTENT_COUNTS, PAIR_COUNTS):
         if (counts := getattr(collected, name)) is not None:
             add(name, counts)
     if collected.calibration is not None:
@@ -307,6 +310,7 @@ def load(path: Path) -> Collected:
             folds,
             file.read(TOKEN_COUNTS) if TOKEN_COUNTS in file.entries else None,
             file.read(CONTENT_COUNTS) if CONTENT_COUNTS in file.entries else None,
+            file.read(PAIR_COUNTS) if PAIR_COUNTS in file.entries else None,
             None if document["done"] is None else {site: tuple(done) for site, done in document["done"].items()},
         )
     except (OSError, DamagedError, ValueError, LookupError, TypeError, RuntimeError) as error:

@@ -27,7 +27,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int16, Int32, Int64
 from torch import Tensor
 
 from registry.maths.confusion import chosen
@@ -60,6 +60,49 @@ def token_evidence(shares: Float[Tensor, "V E"], neutral: Collection[int] = ()) 
     evidence -= evidence.sum(dim=1, keepdim=True) / experts
     evidence[[token for token in neutral if 0 <= token < len(shares)]] = 0.0
     return evidence
+
+
+FOLLOWED = 1000.0
+"""κ: how much the share of a pair of tokens counts beside that of its second token."""
+
+FEW = 50_000
+"""ν: tokens that a text is taken to be longer, so that pairs of short ones are not taken for frequent."""
+
+
+def pair_evidence(
+    shares: Float[Tensor, "V E"], pairs: Sequence[Int32[Tensor, "_ 3"]], totals: Sequence[int], neutral: Collection[int]
+) -> tuple[Int64[Tensor, "M"], Int16[Tensor, "M"], Float[Tensor, "M"]]:
+    """Return what pairs of tokens add to the evidence of their second: keys, experts, and values in nats, float64.
+
+    With c_e(u, v) the occurrences of v after u in n_e tokens of expert e's text, 0 where too few were counted,
+
+        log(p_e(v) + β p̄(v) + γ / V + κ c_e(u, v) / (n_e + ν))   in the place of   log(p_e(v) + β p̄(v) + γ / V)
+
+    The value is the difference. A key is u · V + v; entries are in the order of keys, then of experts, and there is
+    none where the value is 0, or a token is `neutral`.
+
+    Args:
+        shares: p.
+        pairs: of each expert u, v and c_e(u, v), in the order of keys.
+        totals: n_e.
+        neutral: as of `token_evidence`.
+    """
+    vocabulary, experts = shares.shape
+    floor = SMOOTHING * shares.sum(dim=1) / experts + FLOOR / vocabulary
+    marks = torch.zeros(vocabulary, dtype=torch.bool)
+    marks[[token for token in neutral if 0 <= token < vocabulary]] = True
+    keys, owners, values = list[Tensor](), list[Tensor](), list[Tensor]()
+    for number, (own, total) in enumerate(zip(pairs, totals, strict=True)):
+        before, token, count = own.long().T
+        known = (before < vocabulary) & (token < vocabulary)
+        before, token, count = before[known], token[known], count[known]
+        told = ~marks[before] & ~marks[token]
+        before, token, count = before[told], token[told], count[told]
+        keys.append(before * vocabulary + token)
+        owners.append(torch.full_like(token, number))
+        values.append(torch.log1p(FOLLOWED * count / (total + FEW) / (shares[:, number] + floor)[token]))
+    every, order = torch.cat(keys).sort(stable=True)
+    return every, torch.cat(owners)[order].short(), torch.cat(values)[order]
 
 
 def token_shares(

@@ -33,11 +33,12 @@ _KEYS = {
     "adapted_layers": OBJECT,
     "adapted_kinds": list_of(list_of(_KIND)),
     "adapted_vectors": OBJECT,
+    "context_pairs": COUNT,
     "context_prefix": list_of(COUNT),
     "context_turns": list_of(list_of(COUNT)),
     "context_nobody": Kind("a number of a member, or null", lambda value: value is None or type(value) is int),
 } | {f"context_{name}": _SIZE for name in ("window", "fast", "alarm")}
-_LATER = ("context_prefix", "context_turns", "context_nobody")  # which the first folders lack
+_LATER = ("context_pairs", "context_prefix", "context_turns", "context_nobody")  # which the first folders lack
 
 
 class AdaptersHost(SequenceHost):

@@ -14,7 +14,10 @@ expert's text is to have it, and a token's expert is that of the largest mean ev
 tokens back with weight exp(-D / context_window), or all alike where `context_window` is 0. Where `context_fast` is not
 0, a second mean f with that window notices what has just begun. By how much f[e] exceeds thresholds[e, e] counts
 `context_alarm` times for expert e, and by how much f[n] - f[e] exceeds thresholds[e, n], for any other n, as often
-against it. Nothing of it is trained.
+against it. Where `context_pairs` is not 0, the first mean, not the second, has beside a token's evidence what it adds
+that it follows the token before it: `pairs` has the numbers u * V + v of pairs that experts' text has often, once for
+each of these experts, `pair_experts`, and `pair_evidence` how much; its mean over the experts counts as 0. Nothing of
+it is trained.
 
 Masked tokens are no evidence, and distances leave them out. So are words of the chat template: the first tokens of a
 text where they are those of `context_prefix`, and tokens between messages, which `context_turns` lists. Where evidence
@@ -303,7 +306,11 @@ class AdaptersForCausalLM(DenseForCausalLM):
         self.adapter_gate = Gate(experts)
         self.register_buffer("evidence", torch.zeros(config.vocab_size, experts))
         self.register_buffer("thresholds", torch.zeros(experts, experts))
-        self._keep_in_fp32_modules_strict = {"evidence", "thresholds"}
+        if config.context_pairs:
+            self.register_buffer("pairs", torch.zeros(config.context_pairs, dtype=torch.int64))
+            self.register_buffer("pair_experts", torch.zeros(config.context_pairs, dtype=torch.int16))
+            self.register_buffer("pair_evidence", torch.zeros(config.context_pairs))
+        self._keep_in_fp32_modules_strict = {"evidence", "thresholds", "pair_evidence"}
         self.is_routed = False  # while a call of it runs, whose tokens have their experts
         self.register_forward_pre_hook(self._route, with_kwargs=True)
         self.register_forward_hook(self._end, always_call=True)
@@ -365,7 +372,9 @@ class AdaptersForCausalLM(DenseForCausalLM):
         real = (real != 0)[:, -past - ids.shape[1] :]
         new = ids.masked_fill(~real[:, -ids.shape[1] :], MASKED)
         seen = torch.cat([state.values[:, 0, :, 2].to(ids), new], dim=1) if past else new  # (B, P + S)
-        sums = self._sums(ids, (new != MASKED) & ~self._is_template(seen, ids.shape[1]), state)
+        told = seen[:, -ids.shape[1] - 1 :]
+        told = told.masked_fill(self._is_template(seen, told.shape[1]), MASKED)  # what is evidence, and the one before
+        sums = self._sums(ids, told, state)
         means = sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
         scores = means[:, 0]  # of (B, W, S, E), the slow window
         if self.config.context_fast:
@@ -436,7 +445,25 @@ class AdaptersForCausalLM(DenseForCausalLM):
             cache.layers.append(state)
         return state
 
-    def _sums(self, ids, real, state):
+    def _of_pairs(self, before, ids):
+        """Return what tokens add to the evidence of those after them, (B, S, E): of both, how often they are a pair.
+
+        Args:
+            before: the token before each, `MASKED` where it is no evidence, (B, S).
+            ids: the tokens, (B, S).
+        """
+        ids, before = ids.to(self.pairs.device), before.to(self.pairs.device)
+        keys = (before * self.config.vocab_size + ids).masked_fill(before == MASKED, MASKED)
+        entry, end = (torch.searchsorted(self.pairs, keys, right=right) for right in (False, True))
+        found = self.evidence.new_zeros(*ids.shape, self.evidence.shape[1])
+        for _ in range(int((end - entry).max())):  # an entry for each expert that counted the pair
+            at = entry.clamp(max=len(self.pairs) - 1)
+            values = self.pair_evidence[at].where(entry < end, 0.0)
+            found.scatter_add_(-1, self.pair_experts[at].long()[..., None], values[..., None])
+            entry = entry + 1
+        return found - found.mean(dim=-1, keepdim=True)
+
+    def _sums(self, ids, told, state):
         """Return the weighed sums up to each token, of evidence and then of ones, (B, W, S, E + 1).
 
         With a(t) the tokens up to t over the window, token s counts exp(a(s) - a(t)) at token t, so that the sum is the
@@ -445,14 +472,20 @@ class AdaptersForCausalLM(DenseForCausalLM):
 
         Args:
             ids: the new tokens, (B, S).
-            real: which of them are no padding, (B, S) bool.
+            told: the same, `MASKED` where they are no evidence, and the one before them if there is one, (B, S + 1).
             state: of `_state`; None without a cache.
         """
+        told = nn.functional.pad(told, (ids.shape[1] + 1 - told.shape[1], 0), value=MASKED)
+        real = told[:, 1:] != MASKED
         exact = torch.float32 if ids.device.type == "mps" else torch.float64
         real = real.to(exact)
         added = torch.cat(
             [self.evidence[ids.to(self.evidence.device)].to(real) * real[..., None], real[..., None]], dim=-1
         )  # (B, S, E + 1)
+        slow = added
+        if self.config.context_pairs:
+            slow = added.clone()
+            slow[..., :-1] += self._of_pairs(told[:, :-1], ids).to(slow) * real[..., None]
         windows = [self.config.context_window, *([self.config.context_fast] if self.config.context_fast else [])]
         pasts = torch.zeros_like(added[:, :1]).expand(-1, len(windows), -1)  # (B, W, E + 1)
         if state is not None and state.get_seq_length():
@@ -460,7 +493,8 @@ class AdaptersForCausalLM(DenseForCausalLM):
         every = []
         for number, window in enumerate(windows):
             past, rate, sums = pasts[:, number], 1 / window if window else 0.0, []
-            for new, counted in zip(added.split(CHUNK, dim=1), real.split(CHUNK, dim=1), strict=True):
+            every_new = (added if number else slow).split(CHUNK, dim=1)
+            for new, counted in zip(every_new, real.split(CHUNK, dim=1), strict=True):
                 age = rate * counted.cumsum(dim=1)  # (B, n), n tokens of a chunk
                 weights = (
                     (age[:, None, :] - age[:, :, None]).clamp(max=0).exp().tril()

@@ -26,28 +26,43 @@ def pick(folder: Path, config: Mapping[str, Any], ids: Sequence[int]) -> int:
     token is not in its vocabulary).
     """
     stored, experts = read_headers(weight_files(folder)), len(config["members"])
-    expected = {"evidence": (config["vocab_size"], experts), "thresholds": (experts, experts)}
+    expected: dict[str, tuple[int, ...]] = {
+        "evidence": (config["vocab_size"], experts),
+        "thresholds": (experts, experts),
+    }
+    pairs = config.get("context_pairs") or 0
+    expected |= dict.fromkeys(("pairs", "pair_experts", "pair_evidence"), (pairs,)) if pairs else {}
     tensors: dict[str, Tensor] = {}
     for name, shape in expected.items():
         if name not in stored or stored[name].shape != shape:
             raise CheckpointError(f"{folder} has no {name} of shape {list(shape)}", HINT)
-        tensors[name] = read_tensor(weight_source(name, stored[name], str(folder))).double()
+        tensors[name] = read_tensor(weight_source(name, stored[name], str(folder)))
     if max(ids) >= len(tensors["evidence"]):
         raise CheckpointError(f"{folder}: its tokenizer gives token {max(ids)}, which its model does not know", HINT)
     nobody, prefix, turns = (config.get(f"context_{name}") for name in ("nobody", "prefix", "turns"))
     start = sum(accumulate((a == b for a, b in zip(ids, prefix or [], strict=False)), and_))
-    ids = [token for at, token in enumerate(ids) if at >= start and not _is_turn(ids, at, turns or [])]
-    if not ids:
+    told = [at for at in range(start, len(ids)) if not _is_turn(ids, at, turns or [])]
+    if not told:
         return nobody or 0
-    text, past = torch.tensor([ids]), torch.arange(len(ids), dtype=torch.float64)
+    past, text = torch.arange(len(told), dtype=torch.float64), torch.arange(len(told))[None]
+    plain = tensors["evidence"][[ids[at] for at in told]].double()  # of each token of the text
+    evidence = plain.clone()
+    for number, (before, at) in enumerate(zip([-1, *told], told, strict=False)):
+        if pairs and before == at - 1 >= 0:
+            key = ids[before] * config["vocab_size"] + ids[at]
+            first, last = (int(torch.searchsorted(tensors["pairs"], key, right=right)) for right in (False, True))
+            added = torch.zeros(experts)
+            added[tensors["pair_experts"][first:last].long()] = tensors["pair_evidence"][first:last]
+            evidence[number] += (added - added.mean()).double()
 
-    def means(window: float) -> Tensor:
+    def means(window: float, evidence: Tensor) -> Tensor:
         weights = torch.exp(-past / window) if window else torch.ones_like(past)
-        return prefix_means(text, torch.ones_like(text, dtype=torch.bool), tensors["evidence"], weights)[0, -1:]
+        return prefix_means(text, torch.ones_like(text, dtype=torch.bool), evidence, weights)[0, -1:]
 
-    scores = means(config["context_window"])
+    scores = means(config["context_window"], evidence)
     if config["context_fast"]:
-        scores = context_scores(scores, means(config["context_fast"]), tensors["thresholds"], config["context_alarm"])
+        fast, limits = means(config["context_fast"], plain), tensors["thresholds"].double()
+        scores = context_scores(scores, fast, limits, config["context_alarm"])
     if nobody is not None:
         scores[0, nobody] += TIE
     return int(scores[0].argmax())

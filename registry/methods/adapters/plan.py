@@ -24,11 +24,14 @@ from registry.io.torch_blocks import read_tensor, to_block, torch_dtype
 from registry.maths.context.prefix import FAST
 from registry.member import Member
 from registry.methods.adapters.host import ADAPTERS, MODELLING_FILE
-from registry.methods.moe.context import evidence_of, limits_of, turns_of
+from registry.methods.moe.context import evidence_of, limits_of, pairs_of, turns_of
 from registry.methods.whole_members import dense_settings, loading
 from registry.workspace import Workspace
 from store.arrays import ArraySource, Block
 from store.catalog import VersionRecord
+
+PAIRS = ("pairs", "pair_experts", "pair_evidence")
+"""Tensors of what pairs of tokens add to evidence."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Parts:
     """Changes of each member as they were trained, and the ranks of those that were trained in full.
 
     Attributes:
+        pairs: what pairs of tokens add to evidence (`pairs_of`); None where somebody counted none.
         low_rank: matrix → the change of each member, in the base's order; None of one that does not change it.
         vectors: norm or bias → member's number → its own, in the base's order.
     """
@@ -44,6 +48,7 @@ class Parts:
     ranks: Ranks
     low_rank: Mapping[str, tuple[Change | None, ...]]
     vectors: Mapping[str, Mapping[int, ArraySource]]
+    pairs: tuple[Tensor, Tensor, Tensor] | None
 
 
 def config(plan: Plan) -> dict[str, Any]:
@@ -68,6 +73,7 @@ def config(plan: Plan) -> dict[str, Any]:
         "context_window": window,
         "context_fast": FAST if window > FAST else 0.0,
         "context_alarm": ALARM,
+        "context_pairs": 0 if parts.pairs is None else len(parts.pairs[0]),
         "context_prefix": list(turns.before) if turns else [],
         "context_turns": [list(turn) for turn in between if turn and turn[0] in turns.special] if turns else [],
         "context_nobody": len(plan.members) if nobody else None,
@@ -98,6 +104,8 @@ def make_adapters(members: Sequence[Member], base: Member | None, recipe: Recipe
     dtype = recipe.dtype or str(base.content["dtype"])
     model_type, class_name = f"{ADAPTERS}{base.family.model_type}", "AdaptersForCausalLM"
     plan = Plan(recipe, members, base, base, dtype, model_type, class_name, (), _parts(members, base, recipe))
+    found = pairs_of(replace(plan, members=everyone(plan)))
+    plan = replace(plan, parts=replace(plan.parts, pairs=found))
     return replace(plan, tensors=tuple(_tensors(plan)))
 
 
@@ -195,6 +203,7 @@ def _parts(members: Sequence[Member], base: Member, recipe: Recipe) -> Parts:
         ranks,
         {target: own for target, own in low_rank.items() if any(own)},
         {target: own for target, own in vectors.items() if own},
+        None,
     )
 
 
@@ -225,6 +234,9 @@ def _tensors(plan: Plan) -> Iterator[OutputTensor]:
     evidence, limits = partial(evidence_of, routed, in_place=True), partial(limits_of, routed, in_place=True)
     yield OutputTensor("evidence", "float32", Computed((rows, experts), evidence), ROUTER)
     yield OutputTensor("thresholds", "float32", Computed((experts, experts), limits), ROUTER)
+    if parts.pairs is not None and len(parts.pairs[0]):
+        for name, dtype, pair in zip(PAIRS, ("int64", "int16", "float32"), parts.pairs, strict=True):
+            yield OutputTensor(name, dtype, Computed(tuple(pair.shape), partial(torch.clone, pair)), ROUTER)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from threading import local
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int, Int64
+from jaxtyping import Bool, Float, Int, Int16, Int64
 from torch import Tensor
 
 from registry.calibration import Calibration
@@ -23,7 +23,7 @@ from registry.hosts.context_mlp import ALARM, compares
 from registry.hosts.remote_code import REMOTE_CODE
 from registry.io.model_folder import json_file
 from registry.io.process import return_freed_memory
-from registry.maths.context.evidence import thresholds, token_evidence, token_shares
+from registry.maths.context.evidence import pair_evidence, thresholds, token_evidence, token_shares
 from registry.maths.context.head_map import HeadSums
 from registry.maths.context.prefix import FAST, context_scores, prefix_means
 from registry.maths.context.rotary import recency_weights, rotary_tables
@@ -194,12 +194,30 @@ def evidence_of(plan: Plan, *, in_place: bool = False) -> Float[Tensor, "V E"]:
     return _evidence(plan, shares_of(plan, in_place=in_place))
 
 
-def _evidence(plan: Plan, shares: Float[Tensor, "V E"]) -> Float[Tensor, "V E"]:
+def pairs_of(plan: Plan) -> tuple[Int64[Tensor, "M"], Int16[Tensor, "M"], Float[Tensor, "M"]] | None:
+    """Return what pairs of tokens add to `evidence_of` in place (`pair_evidence`); None if a member counted none."""
+    counted = [member.pair_counts for member in plan.members]
+    pairs = [own for own in counted if own is not None]
+    if len(pairs) < len(counted):
+        return None
     rows = plan.lead.architecture.vocab_size
+    shares = shares_of(plan, in_place=True)[:rows]
+    shares = torch.cat([shares, shares.new_zeros((rows - len(shares), len(pairs)))])
+    totals = [int(member.evidence_counts.sum()) for member in plan.members]
+    return pair_evidence(shares, pairs, totals, _neutral(plan))
+
+
+def _neutral(plan: Plan) -> set[int]:
+    """Return the numbers of the special tokens that are no evidence."""
     special = special_tokens(plan.members, plan.lead)
     values = [special.get(key) for key in NEUTRAL]
     listed = [token for value in values for token in (value if isinstance(value, list) else [value])]
-    evidence = token_evidence(shares, {token for token in listed if token is not None})[:rows]
+    return {token for token in listed if token is not None}
+
+
+def _evidence(plan: Plan, shares: Float[Tensor, "V E"]) -> Float[Tensor, "V E"]:
+    rows = plan.lead.architecture.vocab_size
+    evidence = token_evidence(shares, _neutral(plan))[:rows]
     return torch.cat([evidence, evidence.new_zeros((rows - len(evidence), shares.shape[1]))])
 
 
