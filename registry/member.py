@@ -179,7 +179,9 @@ class Member(VersionArrays):
 
         None for versions that were registered before pairs were counted.
         """
-        return self._tensor("statistics", PAIR_COUNTS) if self.has_statistics(PAIR_COUNTS) else None
+        if self.has_statistics(PAIR_COUNTS):
+            return self._tensor("statistics", PAIR_COUNTS)
+        return torch.zeros((0, 3), dtype=torch.int32) if "evidence_pairs" in (self.content["computed"] or {}) else None
 
     @property
     def is_of_contents(self) -> bool:

@@ -354,7 +354,7 @@ def _arrays(
     for name, counts in ((TOKEN_COUNTS, collected.token_counts), (CONTENT_COUNTS, collected.content_counts)):
         if counts is not None:
             yield "statistics", name, _source(counts, "int64"), None
-    if collected.pair_counts is not None:
+    if collected.pair_counts is not None and len(collected.pair_counts):
         yield "statistics", PAIR_COUNTS, _source(collected.pair_counts, "int32"), None
     if collected.calibration is not None:
         yield "calibration", "ids", _source(collected.calibration.ids, "int32"), None

@@ -241,7 +241,11 @@ def own_text(hashed: HashedCheckpoint, settings: PassSettings, progress: Progres
     has_tokenizer = any(name.startswith("tokenizer") for name in hashed.files)
     turns = Turns.of(load_tokenizer(checkpoint.folder)) if has_tokenizer else None
     if turns is None:
-        return collect(hashed, None, settings, progress=progress)
+        collected, size = collect(hashed, None, settings, progress=progress), checkpoint.architecture.vocab_size
+        text = collected.calibration
+        assert text is not None
+        computed = collected.computed | {"evidence": ALL_TEXT, "evidence_pairs": LEAST_PAIRS}
+        return replace(collected, computed=computed, content_counts=text.counts(size), pair_counts=text.pairs(size))
     seq_len = window_size(checkpoint, settings)
     check_sampling(checkpoint, settings, seq_len)
     model = load_for_pass(checkpoint.folder, settings.dtype, settings.device, prefer_whole=True, progress=progress)

@@ -143,6 +143,7 @@ _COMPUTED = {
     "folds": WHOLE,
     "evidence": LABEL,
     "evidence_text": DIGEST,
+    "evidence_pairs": COUNT,
 }
 _REDO = "make it again: reg collect CKPT --data FILE --out DIR"
 _TENSORS = {
@@ -150,6 +151,7 @@ _TENSORS = {
     re.compile(r"[a-z_]{1,40}\.gram\.\d{1,6}"): ("I64", 1),
     re.compile(r"[a-z_]{1,40}\.fold\.\d{1,6}\.\d{1,6}"): ("I64", 1),
     re.compile(r"(token|content)_counts"): ("I64", 1),
+    re.compile(r"pair_counts"): ("I32", 2),
     re.compile(r"calibration\.ids"): ("I32", 2),
     re.compile(r"calibration\.lengths"): ("I32", 1),
 }
@@ -167,7 +169,7 @@ _KINDS = {
     "computed": OBJECT,
     "done": maybe(_LISTS),
 }
-_ADDED = {"sites", "folds", "evidence", "evidence_text"}  # keys that older files lack, and of short text the last two
+_ADDED = {"sites", "folds", "evidence", "evidence_text", "evidence_pairs"}  # which older files lack, and short texts
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,11 @@ class Collected:
         return PackedStatistics(item.packed(), item.exponents, item.saturated)
 
 
+def no_pairs(computed: Mapping[str, Any]) -> torch.Tensor | None:
+    """Return the pairs of a text that were counted and not stored, as it repeats none; None where none were counted."""
+    return torch.zeros((0, 3), dtype=torch.int32) if "evidence_pairs" in computed else None
+
+
 Part = tuple[str, int, Statistics]  # site, layer, and its statistics
 
 
@@ -244,7 +251,7 @@ def save(path: Path, collected: Collected, parts: Iterable[Part] | None = None) 
     for site, layers in exponents.items():
         add(f"{site}.exponents", torch.stack(layers))  # L tensors (C,) → (L, C)
     for name in (TOKEN_COUNTS, CONTENT_COUNTS, PAIR_COUNTS):
-        if (counts := getattr(collected, name)) is not None:
+        if (counts := getattr(collected, name)) is not None and len(counts):  # a short text repeats no pair
             add(name, counts)
     if collected.calibration is not None:
         add("calibration.ids", collected.calibration.ids)
@@ -310,7 +317,7 @@ def load(path: Path) -> Collected:
             folds,
             file.read(TOKEN_COUNTS) if TOKEN_COUNTS in file.entries else None,
             file.read(CONTENT_COUNTS) if CONTENT_COUNTS in file.entries else None,
-            file.read(PAIR_COUNTS) if PAIR_COUNTS in file.entries else None,
+            file.read(PAIR_COUNTS) if PAIR_COUNTS in file.entries else no_pairs(document["computed"]),
             None if document["done"] is None else {site: tuple(done) for site, done in document["done"].items()},
         )
     except (OSError, DamagedError, ValueError, LookupError, TypeError, RuntimeError) as error:

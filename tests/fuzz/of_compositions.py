@@ -112,6 +112,8 @@ def context(world: World, draw: Draw) -> Act:
             metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         contents = draw.choice((tensors["content_counts"], hostile := _hostile_counts(draw, tensors["token_counts"])))
         tensors |= {"token_counts": hostile, "content_counts": contents.clone()}
+        if draw.random() < 0.7:  # counts of pairs are compared with these
+            tensors.pop("pair_counts", None)
         if draw.random() < 0.5:  # counts are compared with calibration that is kept
             del tensors["calibration.ids"], tensors["calibration.lengths"]
         put(folder / FILE_NAME, save(tensors, metadata))

@@ -100,7 +100,7 @@ def pair_evidence(
         before, token, count = before[told], token[told], count[told]
         keys.append(before * vocabulary + token)
         owners.append(torch.full_like(token, number))
-        values.append(torch.log1p(FOLLOWED * count / (total + FEW) / (shares[:, number] + floor)[token]))
+        values.append(torch.log1p(FOLLOWED * count.double() / (total + FEW) / (shares[:, number] + floor)[token]))
     every, order = torch.cat(keys).sort(stable=True)
     return every, torch.cat(owners)[order].short(), torch.cat(values)[order]
 

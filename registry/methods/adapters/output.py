@@ -52,8 +52,8 @@ class Adapters(Output):
     works = (LORA, DORA, MARON, LEWIS)
     sentence = (
         "A token's expert is the one whose calibration text used the tokens of the text so far most, compared with the "
-        "others': naive Bayes over unigrams (Maron 1961; Lewis 1998). It is the same in all layers; nothing of it is "
-        "trained."
+        "others': naive Bayes over tokens and pairs of them (Maron 1961; Lewis 1998). It is the same in all layers; "
+        "nothing of it is trained."
     )
     has_oracle = True
 
@@ -122,6 +122,8 @@ class Adapters(Output):
     def notes(self, plan: Plan) -> Iterable[str]:
         yield from super().notes(plan)
         yield from adapters.ranks_note(plan)
+        if plan.parts.pairs is None:
+            yield adapters.pairs_note(plan)
         if len(adapters.everyone(plan)) == len(plan.members):
             yield (
                 "text that no expert knows goes to one of them all the same: let the base model write text, and count "

@@ -19,6 +19,7 @@ from registry.composition.stored import Computed, Stored, held
 from registry.errors import IncompatibleError
 from registry.families.sites import TOKEN_COUNTS
 from registry.hosts.context_mlp import ALARM
+from registry.io.display import few
 from registry.io.safetensors_file import Stream
 from registry.io.torch_blocks import read_tensor, to_block, torch_dtype
 from registry.maths.context.prefix import FAST
@@ -172,6 +173,13 @@ def ranks_note(plan: Plan) -> Iterator[str]:
             f"matrices that were trained in full have ranks from {min(every):,} to {max(every):,}, which keep of an "
             f"expert's change of the base model, in squares of weights: {', '.join(kept)}"
         )
+
+
+def pairs_note(plan: Plan) -> str:
+    """Return a note on members that were registered before pairs of tokens were counted."""
+    lacking = [member.version.ref for member in everyone(plan) if member.pair_counts is None]
+    again = "register it again, from its text" if len(lacking) == 1 else "register them again, from their text"
+    return f"all are told apart by single tokens, as {few(lacking)} counted no pairs of them: {again}"
 
 
 def _layer(base: Member, target: str) -> str:

@@ -181,6 +181,38 @@ def test_counts_of_contents_travel_with_the_statistics(
         statistics_file.save(path, forged)
         with pytest.raises(CheckpointError, match="its counts of contents are not counts of the tokens"):
             registry.add_expert("long", carrying)
+    pairs = collected.pair_counts
+    assert pairs is not None
+    assert found.pair_counts is not None
+    assert torch.equal(found.pair_counts, pairs)
+    assert torch.equal(registry_pairs(registry), pairs)
+    without = {key: value for key, value in collected.computed.items() if key != "evidence_pairs"}
+    unknown, often, once = pairs.clone(), pairs.clone(), pairs.clone()
+    unknown[-1, 1], often[0, 2], once[0, 2] = 322, 2**31 - 1, 1
+    wrong = [pairs.flip(0), pairs[:, :2], -pairs, unknown, often, once, pairs[[0, 0]]]
+    for forged in [replace(collected, pair_counts=own) for own in wrong] + [replace(collected, computed=without)]:
+        statistics_file.save(path, forged)
+        with pytest.raises(CheckpointError, match="its counts of pairs are not counts of pairs"):
+            registry.add_expert("long", carrying)
+
+
+def registry_pairs(registry: Registry) -> torch.Tensor:
+    """Return the stored pairs of the expert "long", after comparing them with those of its text, counted one by one."""
+    plan = registry.plan(["long"], Recipe(trunk="mean", router="context"))
+    pairs = plan.members[0].pair_counts
+    assert pairs is not None
+    assert pairs.dtype == torch.int32
+    assert int(pairs[:, 2].min()) >= 2
+    return pairs
+
+
+def test_pairs_are_counted_within_windows_and_among_what_was_written() -> None:
+    ids = torch.tensor([[1, 2, 1, 2, 3], [1, 2, 3, 1, 2], [2, 3, 2, 3, 2]], dtype=torch.int32)
+    text = Calibration(ids, torch.tensor([5, 5, 4], dtype=torch.int32), "text")
+    assert text.pairs(9).tolist() == [[1, 2, 4], [2, 3, 4]]
+    written = torch.ones_like(ids, dtype=torch.bool)
+    written[0, 1] = False
+    assert text.pairs(9, written).tolist() == [[1, 2, 3], [2, 3, 4]]
 
 
 @pytest.mark.check

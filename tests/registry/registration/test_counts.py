@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from registry import PassSettings, Recipe, Registry
 from registry.errors import CheckpointError, IncompatibleError, InvalidInputError
-from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, TOKEN_COUNTS
+from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, PAIR_COUNTS, TOKEN_COUNTS
 from registry.io.safetensors_file import read_header
 from registry.report import ReportData
 from registry.statistics.collect import collect_to
@@ -29,6 +29,7 @@ COUNTS = PassSettings(tokens=512, seq_len=32, batch_size=4, sites="counts")
 SAMPLED = PassSettings(tokens=64, seq_len=16, batch_size=4, sites="counts")
 MEAN = Recipe(trunk="mean", router="random")
 COUNTED, EVIDENCE = ("statistics", TOKEN_COUNTS), ("statistics", CONTENT_COUNTS)
+PAIRED = ("statistics", PAIR_COUNTS)
 
 
 @contextmanager
@@ -81,14 +82,14 @@ def links(registry: Registry, ref: str) -> dict[tuple[str, str], str]:
 def test_counts_are_those_of_every_forward_pass(counted: Registry, bare: Path, zoo: Zoo) -> None:
     whole, alone = counted.resolve("code"), counted.resolve("counted")
     statistics = {key for key in links(counted, "counted") if key[0] == "statistics"}
-    assert statistics == {COUNTED, EVIDENCE}
+    assert statistics == {COUNTED, EVIDENCE, PAIRED}
     (record,) = alone.statistics
     assert (record.site, record.tokens, record.saturated) == (TOKEN_COUNTS, 512, 0)
     assert {(record.calibration_digest, record.calibration_label)} == {
         (other.calibration_digest, other.calibration_label) for other in whole.statistics
     }
     assert alone.content is not None
-    assert alone.content["computed"].keys() == {"sites", "evidence", "evidence_text"}
+    assert alone.content["computed"].keys() == {"sites", "evidence", "evidence_text", "evidence_pairs"}
     member = counted.member(alone)
     assert member.tokens == counted.member(whole).tokens == int(member.token_counts.sum()) == 512
     assert links(counted, "kept")["calibration", "ids"] == links(counted, "code")["calibration", "ids"]
@@ -96,7 +97,7 @@ def test_counts_are_those_of_every_forward_pass(counted: Registry, bare: Path, z
     settings = PassSettings(tokens=512, seq_len=32, batch_size=4, sites="router")
     counted.add_expert("routed", bare, data=[zoo.train["code"]], settings=settings)
     for other in ("code", "routed"):
-        for counts in (COUNTED, EVIDENCE):
+        for counts in (COUNTED, EVIDENCE, PAIRED):
             assert links(counted, other)[counts] == links(counted, "counted")[counts]
         assert counted.resolve(other).statistics[0].site != TOKEN_COUNTS  # rows are as they were
 
@@ -276,9 +277,9 @@ def test_what_needs_statistics_says_so(counted: Registry, zoo: Zoo) -> None:
 @pytest.mark.check
 def without_counts(document: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
     """Leave out what files of before counts lack."""
-    for name in (TOKEN_COUNTS, CONTENT_COUNTS):
+    for name in (TOKEN_COUNTS, CONTENT_COUNTS, PAIR_COUNTS):
         del tensors[name]
-    for name in ("evidence", "evidence_text"):
+    for name in ("evidence", "evidence_text", "evidence_pairs"):
         del document["computed"][name]
 
 

@@ -10,7 +10,19 @@ import torch
 from torch import Tensor
 
 from registry.maths.context import evidence as evidence_module
-from registry.maths.context.evidence import CHANCE, SHARE, EvidenceMoments, thresholds, token_evidence, token_shares
+from registry.maths.context.evidence import (
+    CHANCE,
+    FEW,
+    FLOOR,
+    FOLLOWED,
+    SHARE,
+    SMOOTHING,
+    EvidenceMoments,
+    pair_evidence,
+    thresholds,
+    token_evidence,
+    token_shares,
+)
 from registry.maths.context.prefix import FAST, context_scores, prefix_means
 
 TOKENS, SLOW, ALARM = 64, 64.0, 32.0
@@ -125,6 +137,23 @@ def test_counts_that_say_nothing_of_a_token_have_the_mean_share_of_others() -> N
     assert torch.equal(token_evidence(alike)[1], torch.zeros(3, dtype=torch.float64))
     assert alike.sum(dim=0).tolist() == [1.0] * 3
     assert torch.equal(token_shares(rows, [0], {0}), token_shares(rows))  # it counted nothing else
+
+
+def test_pairs_add_what_their_share_adds_to_that_of_the_second_token() -> None:
+    """Against the definition, entry by entry: one expert lacks a pair, one token is neutral, one is not known."""
+    rows = [torch.tensor([4, 3, 2, 1]), torch.tensor([1, 2, 3, 4])]
+    pairs = [
+        torch.tensor([[0, 1, 3], [1, 2, 2], [3, 1, 2]], dtype=torch.int32),
+        torch.tensor([[1, 2, 5], [2, 9, 2]], dtype=torch.int32),
+    ]
+    shares = token_shares(rows)
+    keys, owners, values = pair_evidence(shares, pairs, [10, 10], {3})
+    assert keys.tolist() == [1, 6, 6]
+    assert owners.tolist() == [0, 0, 1]
+    mean = shares.mean(dim=1)
+    for key, owner, value, count in zip(keys.tolist(), owners.tolist(), values.tolist(), (3, 2, 5), strict=True):
+        alone = float(shares[key % 4, owner] + SMOOTHING * mean[key % 4] + FLOOR / 4)
+        assert value == pytest.approx(math.log(alone + FOLLOWED * count / (10 + FEW)) - math.log(alone), rel=1e-12)
 
 
 def experts() -> tuple[Tensor, Tensor]:

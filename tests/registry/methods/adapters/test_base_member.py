@@ -94,6 +94,7 @@ def test_base_model_takes_what_no_expert_knows(chat_base: Path, zoo: Zoo, tmp_pa
         assert registry.reproduce(tmp_path / "with").is_same
     model = load_model(tmp_path / "with", "float32", "cpu")
     assert model.config.members == ["law", "math", "base"]
+    assert model.config.context_pairs == len(model.pairs) > 0
     with force_expert(model, 2):
         assert torch.equal(logits(model), logits(load_model(zoo.base, "float32", "cpu")))
     assert_template_is_no_evidence(tmp_path / "with", model)
