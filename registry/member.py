@@ -177,10 +177,13 @@ class Member(VersionArrays):
     def pair_counts(self) -> torch.Tensor | None:
         """Pairs of tokens that are evidence of this expert, and their occurrences, int32 of shape (P, 3), in order.
 
-        None for versions that were registered before pairs were counted.
+        None for versions that were registered before pairs were counted (DamagedError: no such pairs).
         """
         if self.has_statistics(PAIR_COUNTS):
-            return self._tensor("statistics", PAIR_COUNTS)
+            pairs = self._tensor("statistics", PAIR_COUNTS)
+            if pairs.ndim != 2 or pairs.shape[1] != 3 or int(pairs.min()) < 0:
+                raise DamagedError(f"{self.version.ref}: {PAIR_COUNTS} are no pairs of tokens and counts", "reg verify")
+            return pairs
         return torch.zeros((0, 3), dtype=torch.int32) if "evidence_pairs" in (self.content["computed"] or {}) else None
 
     @property

@@ -102,7 +102,8 @@ def test_folder_loads_with_plain_transformers(folder: Path, registry: Registry) 
     plan = registry.plan(NAMES[::-1], TO)  # in any order
     assert plan.digest == json.loads((folder / MARKER).read_bytes())["digest"]
     model = loaded(folder)
-    assert sum(part.numel() for part in (*model.parameters(), model.evidence, model.thresholds)) == plan.parameters
+    weights = [*model.parameters(), model.evidence, model.thresholds, model.pair_evidence]
+    assert sum(part.numel() for part in weights) == plan.parameters
     assert model.config.members == NAMES
     assert has_our_code(folder)
     card = (folder / "README.md").read_text()

@@ -50,11 +50,8 @@ def test_expert_of_full_rank_is_itself(family: str, zoo: Zoo, tokenizer: Any, tm
         plan = registry.compose(["code", "law"], tmp_path / "out", FULL)
     assert any("code 100.0%, law 100.0%" in note for note in plan.notes)
     model = loaded(tmp_path / "out")
-    assert (
-        plan.active_parameters
-        < plan.parameters
-        == sum(part.numel() for part in (*model.parameters(), model.evidence, model.thresholds))
-    )
+    weights = [*model.parameters(), model.evidence, model.thresholds, model.pair_evidence]
+    assert plan.active_parameters < plan.parameters == sum(part.numel() for part in weights)
     own = {}
     for number, name in enumerate(("code", "law")):
         own[name] = logits(loaded(folders[name]))
