@@ -188,7 +188,7 @@ class Member(VersionArrays):
 
     @property
     def is_of_contents(self) -> bool:
-        """Whether its evidence is of the contents of messages alone, without the words of a chat template."""
+        """True if its evidence is of the contents of messages alone, without the words of a chat template."""
         return (self.content.get("computed") or {}).get("evidence") == CONTENTS
 
     @cached_property
