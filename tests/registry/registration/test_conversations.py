@@ -197,7 +197,7 @@ def test_counts_of_contents_travel_with_the_statistics(
 
 
 def registry_pairs(registry: Registry) -> torch.Tensor:
-    """Return the stored pairs of the expert "long", after comparing them with those of its text, counted one by one."""
+    """Return the stored pairs of the expert "long"."""
     plan = registry.plan(["long"], Recipe(trunk="mean", router="context"))
     pairs = plan.members[0].pair_counts
     assert pairs is not None
