@@ -49,7 +49,7 @@ class Parts:
     ranks: Ranks
     low_rank: Mapping[str, tuple[Change | None, ...]]
     vectors: Mapping[str, Mapping[int, ArraySource]]
-    pairs: tuple[Tensor, Tensor, Tensor] | None
+    pairs: tuple[Tensor, Tensor, Tensor] | None = None
 
 
 def config(plan: Plan) -> dict[str, Any]:
@@ -211,7 +211,6 @@ def _parts(members: Sequence[Member], base: Member, recipe: Recipe) -> Parts:
         ranks,
         {target: own for target, own in low_rank.items() if any(own)},
         {target: own for target, own in vectors.items() if own},
-        None,
     )
 
 

@@ -195,7 +195,10 @@ def evidence_of(plan: Plan, *, in_place: bool = False) -> Float[Tensor, "V E"]:
 
 
 def pairs_of(plan: Plan) -> tuple[Int64[Tensor, "M"], Int16[Tensor, "M"], Float[Tensor, "M"]] | None:
-    """Return what pairs of tokens add to `evidence_of` in place (`pair_evidence`); None if a member counted none."""
+    """Return what pairs of tokens add to `evidence_of` in place (`pair_evidence`); None if a member counted none.
+
+    Errors are those of `evidence_of`.
+    """
     counted = [member.pair_counts for member in plan.members]
     pairs = [own for own in counted if own is not None]
     if len(pairs) < len(counted):
