@@ -1,4 +1,4 @@
-"""Whether the first members of a composition lose when others join: adapters kept, beside `--to moe`.
+"""Whether the first members of a composition lose when others join: adapters kept, one or two a token, and `--to moe`.
 
     python -m benchmarks.many_members [--shared ../shared] [--members 4 8 16 32 64] [--work build/members]
 
@@ -130,15 +130,15 @@ def main() -> None:
         print(json.dumps({"members": 0, **scored(own, of_base)}), flush=True)
         for members in given.members:
             names = [name for name, _ in texts[:members]]
-            for recipe in (Recipe(to="adapters"), Recipe()):
+            for recipe in (Recipe(to="adapters"), Recipe(to="adapters", top_k=2), Recipe()):
                 start = time.perf_counter()
                 registry.compose(names, work / "out", recipe)
                 seconds = time.perf_counter() - start
                 model = AutoModelForCausalLM.from_pretrained(work / "out", dtype=torch.float32, trust_remote_code=True)
                 found = {name: losses(model.eval(), ids) for name, ids in windows.items()}
                 size = sum(path.stat().st_size for path in (work / "out").glob("*.safetensors"))
-                told = {"members": members, "to": recipe.to, "MB": round(size / 1e6, 1), "compose_s": round(seconds, 1)}
-                print(json.dumps({**told, **scored(own, found)}), flush=True)
+                told = {"members": members, "to": recipe.to, "top_k": recipe.top_k, "MB": round(size / 1e6, 1)}
+                print(json.dumps({**told, "compose_s": round(seconds, 1), **scored(own, found)}), flush=True)
                 del model
                 shutil.rmtree(work / "out")
 

@@ -111,6 +111,12 @@ MARON = Work(
     where="Journal of the ACM 8(3), 404–417",
     year=1961,
 )
+SPARSEMAX = Work(
+    "martins2016sparsemax",
+    "Martins, André F. T. and Astudillo, Ramón F.",
+    "From Softmax to Sparsemax: A Sparse Model of Attention and Multi-Label Classification",
+    "1602.02068",
+)
 LEWIS = Work(
     "lewis1998naive",
     "Lewis, David D.",

@@ -37,8 +37,10 @@ _KEYS = {
     "context_prefix": list_of(COUNT),
     "context_turns": list_of(list_of(COUNT)),
     "context_nobody": Kind("a number of a member, or null", lambda value: value is None or type(value) is int),
+    "routing_top_k": COUNT,
 } | {f"context_{name}": _SIZE for name in ("window", "fast", "alarm")}
-_LATER = ("context_pairs", "context_prefix", "context_turns", "context_nobody")  # which the first folders lack
+# Keys that the first folders lack.
+_LATER = ("context_pairs", "context_prefix", "context_turns", "context_nobody", "routing_top_k")
 
 
 class AdaptersHost(SequenceHost):
@@ -58,6 +60,10 @@ class AdaptersHost(SequenceHost):
         nobody = keys.get("context_nobody")
         if nobody is not None and not 0 <= nobody < len(members):
             raise CheckpointError(f"{where}: context_nobody is {nobody}, and there are {len(members)} members", HINT)
+        if not 1 <= keys.get("routing_top_k", 1) <= len(members):
+            raise CheckpointError(
+                f"{where}: routing_top_k is {keys['routing_top_k']}, and there are {len(members)} members", HINT
+            )
         if any(len(kind) != len(members) for kind in kinds):
             raise CheckpointError(f"{where}: adapted_kinds must have one for each of {len(members)} members", HINT)
         for name, own in keys["adapted_vectors"].items():

@@ -18,6 +18,10 @@ against it. Where `context_pairs` is not 0, the first mean, not the second, has 
 that it follows the token before it: `pairs` has the numbers u * V + v of pairs that experts' text has often, once for
 each of these experts, `pair_experts`, and `pair_evidence` how much; its mean over the experts counts as 0. Nothing of
 it is trained.
+Where `routing_top_k` is k > 1, a token has up to k experts, as long as its text may be of several. Their shares are
+sparsemax of a text's evidence among the k of most (Martins & Astudillo 2016, eq. 3), its mean times n / (1 - ALIKE +
+ALIKE n) for a window of n tokens: an expert that is a nat ahead of the others has the token alone, as above. A layer
+adds the experts' changes, each times its share, and their vectors are averaged as the layer's own would give them.
 
 Masked tokens are no evidence, and distances leave them out. So are words of the chat template: the first tokens of a
 text where they are those of `context_prefix`, and tokens between messages, which `context_turns` lists. Where evidence
@@ -43,8 +47,10 @@ from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 # Names of a cache in calls: transformers 5.24 calls `cache` what was `past_key_values`.
 CACHES = ("cache", "past_key_values")
 CHUNK = 256  # tokens that are weighed against one another at once
+ALIKE = 0.2  # the part of the variance of a token's evidence that all tokens of a text have in common
 AT_ONCE = 2**22  # numbers that are compared at once
 MASKED = -1  # in the place of a masked token
+NONE = 1e-38  # in the place of a share of 0, which has no logarithm
 TIE = 1e-9  # nats by which whoever has what nobody knows is ahead where evidence is alike
 
 
@@ -75,46 +81,59 @@ class Tokens:
     """The expert of each token of the call that runs.
 
     Attributes:
-        groups: (e, numbers of its tokens among the T) for each expert that has some: None where all tokens have one
-            expert, a slice for each run of its tokens where the runs are few, so that no row is copied.
+        groups: (e, numbers of its tokens among the T, its shares of them) for each expert that has some. The numbers
+            are None where all tokens have one expert, a slice for each run of its tokens where the runs are few, so
+            that no row is copied. The shares are (n, 1), or None: tokens that it has alone are a group of their own.
         length: S; of the head's, the number of those that it is asked for.
     """
 
     def __init__(self):
         """Make it before any call: no token has an expert."""
-        self.groups, self.length, self.chosen, self.past, self.whole = [], 0, None, None, None
+        self.groups, self.length = [], 0
+        self.chosen, self.shares, self.past, self.whole = None, None, None, None
 
-    def choose(self, chosen, past=None):
-        """Set the expert of each token, (B, S) int64, and of those in the cache, (B, P)."""
-        self.groups, self.length = self._grouped(chosen), chosen.shape[1]
-        self.chosen, self.past, self.whole = chosen, past, None
+    def choose(self, chosen, shares=None, past=None):
+        """Set the expert of each token, (B, S) int64.
+
+        `shares` are those of all experts, (B, S, E), where a token may have several; `past` is what the cache holds of
+        its tokens (`RunningEvidence`), (B, P, 2 or 2 + E).
+        """
+        self.groups, self.length = self._grouped(chosen, shares), chosen.shape[1]
+        self.chosen, self.shares, self.past, self.whole = chosen, shares, past, None
 
     def of(self, rows):
         """Return the groups of so many rows: of the tokens of the call, or of those in the cache and these.
 
         Some classes keep in the cache what a linear layer is still to read, such as DeepSeek's latent keys and values.
         """
-        count, every = self.chosen.numel(), self.groups
-        if rows == count or (len(every) == 1 and rows < count):  # fewer are some of them, and all have one expert
-            return every
+        count, found = self.chosen.numel(), self.groups
+        if rows == count or (len(found) == 1 and rows < count):  # fewer are some of them, and all have one expert
+            return found
         if self.past is not None:
             if self.whole is None:
-                self.whole = self._grouped(torch.cat([self.past.to(self.chosen), self.chosen], dim=1))
-            count, every = count + self.past.numel(), self.whole
-        if rows != count and len(every) > 1:
+                chosen = torch.cat([self.past[..., 0].to(self.chosen), self.chosen], dim=1)
+                shares = self.shares if self.shares is None else torch.cat([self.past[..., 2:], self.shares], dim=1)
+                self.whole = self._grouped(chosen, shares)
+            count, found = count + self.past[..., 0].numel(), self.whole
+        if rows != count and len(found) > 1:
             raise ValueError(f"a layer gets {rows} rows for {count} tokens: they have no expert")
-        return every
+        return found
 
     @staticmethod
-    def _grouped(chosen):
-        flat = chosen.flatten()
+    def _grouped(chosen, shares):
+        flat, several = chosen.flatten(), []
+        if shares is not None and (shared := shares.flatten(0, 1).amax(dim=-1) < 1).any():
+            shares, flat = shares.flatten(0, 1) * shared[:, None], flat.masked_fill(shared, MASKED)
+            for e in (shares > 0).any(dim=0).nonzero()[:, 0].tolist():
+                at = shares[:, e].nonzero()[:, 0]
+                several.append((e, at, shares[at, e, None]))
         runs, counts = (found.tolist() for found in flat.unique_consecutive(return_counts=True))
-        experts, ends = sorted(set(runs)), [0, *accumulate(counts)]
-        if len(experts) == 1:
-            return [(experts[0], None)]
-        if len(runs) <= 2 * len(experts):
-            return [(e, slice(*pair)) for e, *pair in zip(runs, ends, ends[1:], strict=False)]
-        return [(e, (flat == e).nonzero()[:, 0]) for e in experts]
+        experts, ends = sorted({*runs} - {MASKED}), [0, *accumulate(counts)]
+        if len(experts) == 1 and not several:
+            return [(experts[0], None, None)]
+        if len(runs) <= 2 * len(experts) and not several:
+            return [(e, slice(*pair), None) for e, *pair in zip(runs, ends, ends[1:], strict=False)]
+        return [*((e, (flat == e).nonzero()[:, 0], None) for e in experts), *several]
 
 
 class LowRank:
@@ -150,7 +169,10 @@ class LowRank:
         The leading sizes multiply to T, or with the tokens in the cache to B * (P + S).
         """
         x, embeds = args[0], isinstance(layer, nn.Embedding)
-        for expert, tokens in self.tokens.of(y.numel() // y.shape[-1]):
+        groups = self.tokens.of(y.numel() // y.shape[-1])
+        shared = any(share is not None for _, _, share in groups)
+        plain = y.clone() if shared and self.norms[-1] else y  # DoRA is of what no other expert has changed
+        for expert, tokens, share in groups:
             if not self.kinds[expert][0]:
                 continue
             if tokens is None:
@@ -159,8 +181,10 @@ class LowRank:
             flat, is_run = y.view(-1, y.shape[-1]), isinstance(tokens, slice)
             tokens = tokens if is_run else tokens.to(x.device)
             own = x.reshape(-1) if embeds else x.reshape(-1, x.shape[-1])
-            rows = flat[tokens] if is_run or self.kinds[expert][2] else flat
+            rows = plain.view(flat.shape)[tokens] if is_run or self.kinds[expert][2] else flat
             change = self._change(layer, expert, own[tokens], rows)
+            if share is not None:
+                change = change * share.to(change)
             if is_run:
                 rows.add_(change)
             else:
@@ -211,10 +235,10 @@ class OwnVectors:
 
         What is split into heads may also be (B, heads, S, ...), as a view of numbers that are token by token.
         """
-        x, length, turned = args[0], self.tokens.length, False
+        x, length, turned, plain = args[0], self.tokens.length, False, None
         if x.ndim == 4 and x.shape[2] == length:
             turned = x.shape[1] != length or x.stride(1) < x.stride(2)
-        for expert, tokens in self.tokens.groups:
+        for expert, tokens, share in self.tokens.groups:
             own = {name: experts.index(expert) for name, experts in self.experts.items() if expert in experts}
             if not own:
                 continue
@@ -224,7 +248,12 @@ class OwnVectors:
                 tokens = torch.arange(tokens.start, tokens.stop)
             tokens, x_, y_ = tokens.to(x.device), *(one.transpose(1, 2) if turned else one for one in (x, y))
             at = tokens // length, tokens % length
-            y_[at] = self._forward(layer, own, x_[at][None])[0]
+            changed = self._forward(layer, own, x_[at][None])[0]
+            if share is None:
+                y_[at] = changed
+                continue
+            plain = y_.clone() if plain is None else plain
+            y_[at] += share.view(-1, *[1] * (changed.ndim - 1)).to(changed) * (changed - plain[at])
         return y
 
     def _forward(self, layer, own, x):
@@ -241,16 +270,17 @@ class OwnVectors:
 class Gate(nn.Module):
     """A module that the experts' scores of tokens pass, (T, E), on their way to the choice; it changes nothing.
 
+    Where a token may have several experts, the scores are the logarithms of its shares.
+
     Args:
         experts: E.
+        top_k: most experts of a token.
     """
 
-    top_k = 1
-
-    def __init__(self, experts):
+    def __init__(self, experts, top_k):
         """Make it for so many experts."""
         super().__init__()
-        self.out_features = experts
+        self.out_features, self.top_k = experts, top_k
 
     def forward(self, scores):
         """Return the scores."""
@@ -260,8 +290,8 @@ class Gate(nn.Module):
 class RunningEvidence(DynamicLayer):
     """Weighed sums of the text up to each token, in each window, as if they were keys and values of a layer.
 
-    Keys are sums of evidence, (B, W, S, E), values sums of ones, the token's expert and the token, (B, W, S, 3); a mean
-    is the sum of evidence over that of ones.
+    Keys are sums of evidence, (B, W, S, E), values sums of ones, the token's expert and the token, (B, W, S, 3), and
+    experts' shares of it where it may have several, (B, W, S, 3 + E); a mean is the sum of evidence over that of ones.
     """
 
 
@@ -303,7 +333,7 @@ class AdaptersForCausalLM(DenseForCausalLM):
             if layer is embedding and config.tie_word_embeddings:
                 LowRank(head, config.adapted_kinds[kind], head_tokens, embedding)
         self.tokens, self.head_tokens = tokens, head_tokens
-        self.adapter_gate = Gate(experts)
+        self.adapter_gate = Gate(experts, config.routing_top_k)
         self.register_buffer("evidence", torch.zeros(config.vocab_size, experts))
         self.register_buffer("thresholds", torch.zeros(experts, experts))
         if config.context_pairs:
@@ -381,16 +411,38 @@ class AdaptersForCausalLM(DenseForCausalLM):
             scores = scores + self.config.context_alarm * self._noticed(means[:, 1])
         if self.config.context_nobody is not None:
             scores = scores + TIE * nn.functional.one_hot(ids.new_tensor(self.config.context_nobody), scores.shape[-1])
-        chosen = self.adapter_gate(scores.flatten(0, 1)).argmax(dim=-1).view(ids.shape)
-        past = None if state is None or not state.get_seq_length() else state.values[:, 0, :, 1]  # experts, (B, P)
+        if self.adapter_gate.top_k > 1:
+            scores = self._shared(scores, sums[:, 0, :, -1:])
+        scores = self.adapter_gate(scores.flatten(0, 1)).view(scores.shape)
+        chosen, shares = scores.argmax(dim=-1), None
+        if self.adapter_gate.top_k > 1:
+            shares = nn.functional.threshold(scores.softmax(dim=-1), 2 * NONE, 0.0)
+        past = None if state is None or not state.get_seq_length() else state.values[:, 0, :, 1:]  # (B, P, 2 or 2 + E)
         if state is not None:
-            tokens = torch.stack([chosen, new], dim=-1)[:, None].to(sums)  # (B, 1, S, 2)
-            values = torch.cat([sums[..., -1:], tokens.expand(-1, sums.shape[1], -1, -1)], dim=-1)
-            state.update(sums[..., :-1], values)
+            held = torch.stack([chosen, new, *(() if shares is None else shares.unbind(dim=-1))], dim=-1).to(sums)
+            held = held[:, None].expand(-1, sums.shape[1], -1, -1)
+            state.update(sums[..., :-1], torch.cat([sums[..., -1:], held], dim=-1))
         keep = kwargs.get("logits_to_keep", 0)  # the last so many tokens, or those of some numbers
-        self.tokens.choose(chosen, past)
-        self.head_tokens.choose(chosen[:, slice(-keep, None) if isinstance(keep, int) else keep])
+        kept = slice(-keep, None) if isinstance(keep, int) else keep
+        self.tokens.choose(chosen, shares, past)
+        self.head_tokens.choose(chosen[:, kept], None if shares is None else shares[:, kept])
         return (), kwargs
+
+    def _shared(self, scores, count):
+        """Return the logarithms of experts' shares of tokens, (B, S, E): of text that says nothing one has all.
+
+        Args:
+            scores: mean evidence of the text up to each token, (B, S, E).
+            count: how many tokens that is, each by its weight, (B, S, 1).
+        """
+        nobody = 2.0 * nn.functional.one_hot(scores.argmax(dim=-1), scores.shape[-1])
+        whole = torch.where(count > 0, scores * count / (1 - ALIKE + ALIKE * count), nobody.to(scores))
+        largest, experts = (part[..., : self.adapter_gate.top_k] for part in whole.sort(descending=True, stable=True))
+        sums = largest.cumsum(dim=-1) - 1
+        places = torch.arange(1, largest.shape[-1] + 1, device=largest.device)
+        size = (places * largest > sums).sum(dim=-1, keepdim=True)  # experts that have a share
+        found = largest - sums.gather(-1, size - 1) / size
+        return torch.full_like(scores, NONE).scatter_(-1, experts, found.clamp(min=NONE)).log()
 
     def _is_template(self, seen, size):
         """Tell which of the last tokens of a text are words of the chat template, (B, S) bool.

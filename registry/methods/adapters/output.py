@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from registry.composition.method import Card, Settings
 from registry.composition.option import Limits, Option, OptionKind, Problem
 from registry.composition.plan import TRUNK, Output, Plan
-from registry.composition.recipe.shared_options import CONTEXT_WINDOW, DTYPE, KEPT
+from registry.composition.recipe.shared_options import CONTEXT_WINDOW, DTYPE, KEPT, TOP_K
 from registry.io.display import counted
 from registry.methods import adapters
-from registry.methods.works import DORA, LEWIS, LORA, MARON
+from registry.methods.works import DORA, LEWIS, LORA, MARON, SPARSEMAX
 
 if TYPE_CHECKING:
     from registry.composition.recipe.recipe import Recipe
@@ -36,10 +37,13 @@ _NOBODY = {
 
 
 class Adapters(Output):
-    """Adapters as they were trained, each token with one of them, chosen by the text so far."""
+    """Adapters as they were trained, each token with one of them, chosen by the text so far.
+
+    Option in recipes: with `top_k` a token whose text may be of several has up to so many, by shares.
+    """
 
     name = "adapters"
-    options = (RANK, MAX_BYTES, CONTEXT_WINDOW, DTYPE)
+    options = (RANK, MAX_BYTES, CONTEXT_WINDOW, replace(TOP_K, unset="1", is_later=True), DTYPE)
     words = "adapters side by side"
     called = "adapters"
     kind = "adapters"
@@ -49,7 +53,7 @@ class Adapters(Output):
     needs_code = True
     takes_any_family = True
     note = "LoRA experts as they are, on one base model"
-    works = (LORA, DORA, MARON, LEWIS)
+    works = (LORA, DORA, MARON, LEWIS, SPARSEMAX)
     sentence = (
         "A token's expert is the one whose calibration text used the tokens of the text so far most, compared with the "
         "others': naive Bayes over tokens and pairs of them (Maron 1961; Lewis 1998). It is the same in all layers; "
@@ -69,8 +73,8 @@ class Adapters(Output):
         found = adapters.base_of(workspace, members) if base is None else None
         return base if found is None else found.ref
 
-    def top_k(self, recipe: Recipe, count: int) -> int | None:
-        return 1
+    def top_k(self, recipe: Recipe, count: int) -> int:
+        return 1 if recipe.top_k is None else recipe.top_k
 
     def plan(self, members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
         return adapters.make_adapters(members, base, recipe)
@@ -89,7 +93,8 @@ class Adapters(Output):
 
     def active_parameters(self, plan: Plan) -> int:
         dense = sum(tensor.elements for tensor in plan.tensors if tensor.part == TRUNK)
-        return dense + max(adapters.added_parameters(plan))
+        largest = sorted(adapters.added_parameters(plan), reverse=True)
+        return dense + sum(largest[: self.top_k(plan.recipe, len(largest))])
 
     def peak_bytes(self, plan: Plan) -> int:
         return super().peak_bytes(plan) + adapters.truncation_bytes(plan)
@@ -97,6 +102,7 @@ class Adapters(Output):
     def card(self, plan: Plan) -> Card:
         base, recipe = plan.lead, plan.recipe.document(plan.names)
         window, truncated = recipe["context_window"], any(plan.parts.ranks.by_member)
+        most = self.top_k(plan.recipe, len(plan.members))
         kept = (
             "as near to an expert that was trained in full as the ranks below allow"
             if truncated
@@ -110,13 +116,14 @@ class Adapters(Output):
                 ("base model", f"{base.name} `{base.version.digest}`, unchanged"),
                 ("text that no expert knows", _NOBODY[len(adapters.everyone(plan)) > len(plan.members)]),
                 ("expert of a token", f"by the last {window:g} tokens or so" if window else "by the whole text so far"),
+                *([("experts of a token", f"up to {most} adapters, by shares (sparsemax)")] if most > 1 else []),
                 ("parameters", f"{plan.parameters:,}, of which {plan.active_parameters:,} are active per token"),
             ],
             notes="A linear layer of weight W gives W x + s B A x for the expert of a token: the base model with that "
             f"adapter, {kept}, whatever other\nadapters are here.",
             limits=plan.notes,
             sources=[self.sentence],
-            works=plan.output.works,
+            works=tuple(one for one in self.works if one is not SPARSEMAX or most > 1),
         )
 
     def notes(self, plan: Plan) -> Iterable[str]:
@@ -130,5 +137,12 @@ class Adapters(Output):
                 f"it: reg add-base {plan.lead.name} CKPT --own-text 24576"
             )
 
+    def separating(self, recipe: Settings, top_k: int | None, count: int) -> tuple[str, Sequence[str]] | None:
+        if (top_k or 1) > 1 or count < 2:
+            return None
+        return "Let a token whose text may be of both have both.", ("--top-k", "2")
+
     def sentences(self, document: Mapping[str, Any]) -> list[str]:
-        return [f"{counted(len(document['members']), 'adapter')} on their base model, one for each token"]
+        most = document["recipe"].get("top_k", 1)
+        own = "one" if most == 1 else f"up to {most}"
+        return [f"{counted(len(document['members']), 'adapter')} on their base model, {own} for each token"]

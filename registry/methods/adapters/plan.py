@@ -78,6 +78,7 @@ def config(plan: Plan) -> dict[str, Any]:
         "context_prefix": list(turns.before) if turns else [],
         "context_turns": [list(turn) for turn in between if turn and turn[0] in turns.special] if turns else [],
         "context_nobody": len(plan.members) if nobody else None,
+        "routing_top_k": plan.output.top_k(plan.recipe, len(members)),
         "vocab_size": plan.lead.architecture.vocab_size,
     }
 

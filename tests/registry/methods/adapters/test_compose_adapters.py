@@ -71,8 +71,16 @@ def folder(_home: Path) -> Path:
 
 
 @pytest.fixture
-def model(folder: Path) -> Any:
+def alone(folder: Path) -> Any:
+    """A model of which each token has one expert."""
     return loaded(folder)
+
+
+@pytest.fixture(params=[1, 3], ids=["top 1", "top 3"])
+def model(alone: Any, request: pytest.FixtureRequest) -> Any:
+    """A model of which each token has one expert, or several."""
+    alone.adapter_gate.top_k = request.param
+    return alone
 
 
 def loaded(folder: Path) -> Any:
@@ -181,23 +189,54 @@ def test_tokens_are_routed_by_the_text_so_far(model: Any, registry: Registry, zo
     assert len(expected.unique()) == 3
 
 
-def test_each_token_has_its_own_expert(model: Any) -> None:
-    """In the first layer, whose inputs are the same: of a projection of one token at a time."""
-    chosen = chosen_of(model).flatten()
-    seen: dict[str, Tensor] = {}
-    layer = model.get_submodule("model.layers.0.self_attn.q_proj")
+def assert_tokens_have_their_experts(model: Any, name: str) -> None:
+    """Check what a layer gives of tokens of several experts: the mean of what it gives of each, by their shares."""
+    with record_routing(model) as (routing,):
+        logits(model)
+    chosen, weights, seen = routing.chosen[0], routing.weights[0], dict[str, Tensor]()
+    layer = model.get_submodule(name)
     hook = layer.register_forward_hook(lambda module, inputs, output: seen.update(x=inputs[0], y=output))
-    mixed = logits(model)
-    x, y = (seen[key].flatten(0, 1) for key in "xy")
+    assert logits(model).isfinite().all()
     hook.remove()
-    for number in range(3):
-        with force_expert(model, number):
-            logits(model)
-        rows = chosen == number
-        model.tokens.groups = [(number, None)]
+    expected = torch.zeros_like(seen["y"])
+    for number in range(len(model.config.members)):
+        share = (weights * (chosen == number)).sum(dim=-1).view(*IDS.shape, 1)
+        model.tokens.groups = [(number, None, None)]
         with torch.no_grad():
-            torch.testing.assert_close(y[rows], layer(x)[rows], **CLOSE)
-    assert mixed.isfinite().all()
+            expected += share * layer(seen["x"])
+    torch.testing.assert_close(seen["y"], expected, **CLOSE)
+    assert chosen[:, 0].unique().numel() == len(model.config.members)
+
+
+def test_each_token_has_its_own_experts(model: Any) -> None:
+    """In the first layer, whose inputs are the same: of a projection of one token at a time."""
+    assert_tokens_have_their_experts(model, "model.layers.0.self_attn.q_proj")
+
+
+def test_shares_of_two_experts_are_sparsemax(registry: Registry, alone: Any, tmp_path: Path) -> None:
+    """Of two it is (1 + z - z') / 2, from 0 to 1; whoever has a token alone has the logits as if nobody could share."""
+    plan = registry.compose(NAMES, tmp_path / "two", TO.replace(top_k=2))
+    assert plan.document["recipe"]["top_k"] == 2
+    assert plan.active_parameters > registry.plan(NAMES, TO).active_parameters
+    assert "up to 2 adapters" in (tmp_path / "two" / "README.md").read_text()
+    model = loaded(tmp_path / "two")
+    with record_routing(alone) as (routing,):
+        logits(alone)
+    scores = routing.logits[0].double().view(*IDS.shape, 3)
+    counts = torch.exp(-torch.arange(40, dtype=torch.float64) / alone.config.context_window).cumsum(dim=0)
+    nats = (scores * (counts / (0.8 + 0.2 * counts))[:, None]).topk(2, dim=-1).values
+    first = ((1 + nats[..., 0] - nats[..., 1]) / 2).clamp(max=1).flatten()
+    with record_routing(model) as (routing,):
+        logits(model)
+    torch.testing.assert_close(routing.weights[0].double(), torch.stack([first, 1 - first], dim=1), atol=1e-5, rtol=0)
+    assert 0 < int((first < 1).sum()) < first.numel()
+    ahead = model.evidence.topk(2, dim=-1).values
+    clear = (ahead[:, 0] - ahead[:, 1] > 1).nonzero()[:, 0]
+    law = clear[model.evidence[clear].argmax(dim=-1) == 1][None, :12]
+    assert law.numel() > 4
+    with record_routing(model) as (routing,):
+        assert torch.equal(logits(model, law), logits(alone, law))
+    assert bool((routing.weights[0][:, 0] == 1).all())
 
 
 def test_other_members_change_no_logit_of_text_that_goes_to_one(
@@ -337,6 +376,7 @@ def test_what_it_does_not_carry_is_refused(registry: Registry, zoo: Zoo, tokeniz
         ("adapted_layers", {"model.layers.0.mlp.up_proj": 7}, "gives 'model.layers.0.mlp.up_proj' no number"),
         ("adapted_vectors", {"model.norm.weight": [3]}, "gives 'model.norm.weight' no numbers of the 3 members"),
         ("context_window", -1, "context_window"),
+        ("routing_top_k", 4, "routing_top_k is 4, and there are 3 members"),
     ],
 )
 def test_config_from_elsewhere_is_checked(folder: Path, tmp_path: Path, key: str, value: Any, message: str) -> None:
@@ -375,5 +415,5 @@ def test_there_is_nothing_to_train_or_to_send_elsewhere(
     settings = ScoreSettings(windows=1, seq_len=32, device="cpu")
     with pytest.raises(InvalidInputError, match="has no experts to choose from"):
         registry.evaluate([folder], {"code": [zoo.test["code"]]}, settings, active_experts=[2])
-    with pytest.raises(InvalidInputError, match="top_k has no part in output 'adapters'"):
-        registry.plan(NAMES, Recipe(to="adapters", top_k=2))
+    with pytest.raises(InvalidInputError, match="top-k is 4, it must be from 1 to 3"):
+        registry.plan(NAMES, Recipe(to="adapters", top_k=4))

@@ -19,7 +19,15 @@ from registry.runtime.gates import force_expert
 from tests.conftest import Zoo
 from tests.models import make_model, save_checkpoint
 from tests.registry.checkpoint.test_adapter import train
-from tests.registry.methods.adapters.test_compose_adapters import CLOSE, COUNTS, IDS, loaded, logits, peft_logits
+from tests.registry.methods.adapters.test_compose_adapters import (
+    CLOSE,
+    COUNTS,
+    IDS,
+    assert_tokens_have_their_experts,
+    loaded,
+    logits,
+    peft_logits,
+)
 from tests.remarks import Remarks
 
 FULL = Recipe(to="adapters", rank=1000)
@@ -89,6 +97,9 @@ def test_each_token_has_the_vectors_of_its_expert(registry: Registry, tmp_path: 
         size = x.float().pow(2).mean(-1, keepdim=True).add(model.config.rms_norm_eps).rsqrt()
         expected = x * size * tensors["model.layers.0.input_layernorm.own_weight"][number].float()
         torch.testing.assert_close(y, expected, **CLOSE)
+    model = loaded(tmp_path / "out")
+    model.adapter_gate.top_k = 2
+    assert_tokens_have_their_experts(model, "model.layers.0.input_layernorm")
 
 
 def test_ranks_keep_what_they_say(registry: Registry, zoo: Zoo) -> None:
