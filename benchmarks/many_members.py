@@ -5,8 +5,8 @@
 Trains LoRA experts (rank 8, all linear layers) of `SHARED/experts/base`: four on `SHARED/corpora`, whose scores are
 reported, and others on the source code of installed packages, a package an expert. The score of a domain is 100 for
 its own expert, and exp(loss of that - loss) of a folder, on the same 48 windows of 256 tokens; intervals are 95 %,
-paired bootstrap over windows. Prints a line of JSON a folder. What is trained and registered stays in --work, and is
-not made again.
+paired bootstrap over windows. Prints a line of JSON a folder, and draws WORK/many_members.svg. What is trained and
+registered stays in --work, and is not made again.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import json
 import shutil
 import site
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,11 @@ LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 STEPS, BATCH, LENGTH = 60, 16, 128  # of a training
 WINDOWS, WINDOW = 48, 256
 LEAST_TEXT = 200_000  # characters of a package that is a domain
+RECIPES = {
+    "--to adapters": Recipe(to="adapters"),
+    "--to adapters --top-k 2": Recipe(to="adapters", top_k=2),
+    "--to moe": Recipe(),
+}
 
 
 def packages() -> Iterator[tuple[str, str]]:
@@ -92,8 +97,42 @@ def scored(own: dict[str, Tensor], found: dict[str, Tensor]) -> dict[str, Any]:
     }
 
 
+def figure(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return an SVG of what was printed: scores by members, of all four domains, with intervals, and of code."""
+    import vl_convert
+
+    told = [{**row, "low": row["interval"][0], "high": row["interval"][1]} for row in rows]
+    at = {"field": "members", "type": "quantitative", "scale": {"type": "log", "base": 2}}
+    at["axis"] = {"values": sorted({row["members"] for row in rows}), "title": "members", "grid": False}
+    colour = {"field": "recipe", "title": None, "scale": {"domain": [*RECIPES]}, "legend": {"orient": "bottom"}}
+
+    def panel(title: str, field: str, *, banded: bool) -> dict[str, Any]:
+        y = {"type": "quantitative", "scale": {"zero": False}, "title": "score"}
+        line = {"mark": {"type": "line", "point": True}, "encoding": {"y": {"field": field, **y}}}
+        band = {
+            "mark": {"type": "area", "opacity": 0.15},
+            "encoding": {"y": {"field": "low", **y}, "y2": {"field": "high"}},
+        }
+        layers = [band, line] if banded else [line]
+        return {"title": title, "width": 260, "height": 180, "encoding": {"x": at, "color": colour}, "layer": layers}
+
+    four = "mean of the first four, 95 % intervals"
+    panels = [panel(four, "average", banded=True), panel("of it code", "code", banded=False)]
+    text: str = vl_convert.vegalite_to_svg(
+        json.dumps(
+            {
+                "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
+                "data": {"values": told},
+                "hconcat": panels,
+                "config": {"view": {"stroke": None}, "font": "sans-serif"},
+            }
+        )
+    )
+    return text
+
+
 def main() -> None:
-    """Train, register, compose, score."""
+    """Train, register, compose, score, draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shared", type=Path, default=Path(__file__).parents[2] / "shared")
     parser.add_argument("--members", type=int, nargs="+", default=[4, 8, 16, 32, 64])
@@ -128,19 +167,22 @@ def main() -> None:
             own[name] = losses(PeftModel.from_pretrained(expert, work / name).eval(), ids)
         of_base = {name: losses(plain, ids) for name, ids in windows.items()}
         print(json.dumps({"members": 0, **scored(own, of_base)}), flush=True)
+        told: list[dict[str, Any]] = []
         for members in given.members:
             names = [name for name, _ in texts[:members]]
-            for recipe in (Recipe(to="adapters"), Recipe(to="adapters", top_k=2), Recipe()):
+            for called, recipe in RECIPES.items():
                 start = time.perf_counter()
                 registry.compose(names, work / "out", recipe)
                 seconds = time.perf_counter() - start
                 model = AutoModelForCausalLM.from_pretrained(work / "out", dtype=torch.float32, trust_remote_code=True)
                 found = {name: losses(model.eval(), ids) for name, ids in windows.items()}
                 size = sum(path.stat().st_size for path in (work / "out").glob("*.safetensors"))
-                told = {"members": members, "to": recipe.to, "top_k": recipe.top_k, "MB": round(size / 1e6, 1)}
-                print(json.dumps({**told, "compose_s": round(seconds, 1), **scored(own, found)}), flush=True)
+                made = {"members": members, "recipe": called, "MB": round(size / 1e6, 1)}
+                told.append({**made, "compose_s": round(seconds, 1), **scored(own, found)})
+                print(json.dumps(told[-1]), flush=True)
                 del model
                 shutil.rmtree(work / "out")
+    (work / "many_members.svg").write_text(figure(told), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ BESIDE = ["accelerate", "peft", "pydantic", "pyyaml"]
 REG = str(Path(sys.executable).with_name("reg"))
 
 
-class _AbsentError(Exception):
+class _AbsentError(RuntimeError):
     """mergekit cannot be run here."""
 
 
@@ -100,10 +100,10 @@ def installed() -> Path:
     return command
 
 
-def configuration(file: Path, base: Path, prompts: dict[Path, list[str]], top_k: int) -> Path:
+def configuration(file: Path, base: Path, prompts: dict[Path, list[str]], top_k: int, dtype: str = "bfloat16") -> Path:
     """Write what mergekit is asked for; it is JSON, which is YAML too."""
     experts = [{"source_model": str(folder), "positive_prompts": given} for folder, given in prompts.items()]
-    asked = {"base_model": str(base), "gate_mode": "hidden", "dtype": "bfloat16", "experts_per_token": top_k}
+    asked = {"base_model": str(base), "gate_mode": "hidden", "dtype": dtype, "experts_per_token": top_k}
     file.write_text(json.dumps(asked | {"experts": experts}))
     return file
 
@@ -186,7 +186,7 @@ def quality(scratch: Path, mergekit: Path) -> list[Comparison]:
     if not (SHARED / "experts" / "base").is_dir():
         return [Comparison.missing(QUALITY, f"{SHARED} has no trained experts; name their folder with REG_SHARED")]
     texts = {name: SHARED / "corpora" / name / "train.jsonl.gz" for name in DOMAINS}
-    prompts = {SHARED / "experts" / name: _texts(file) for name, file in texts.items()}
+    prompts = {SHARED / "experts" / name: evenly(documents(file)) for name, file in texts.items()}
     asked = configuration(scratch / "trained.yml", SHARED / "experts" / "base", prompts, 1)
     other, ours = scratch / "trained-other", scratch / "trained-ours"
     once([str(mergekit), str(asked), str(other), "--quiet"])
@@ -212,7 +212,7 @@ def measure(scratch: Path) -> list[Comparison]:
     for part, claims in parts[: 1 if SHORT in os.environ else 2]:
         try:
             found += part(scratch, installed())
-        except (_AbsentError, RuntimeError) as error:  # a command of mergekit's that failed, say
+        except RuntimeError as error:  # a command of mergekit's that failed, say
             why = _last(str(error))
             found += [Comparison.missing(claim, why, target) for claim, target in claims.items()]
     return found
@@ -223,11 +223,15 @@ def _last(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no word")
 
 
-def _texts(file: Path) -> list[str]:
+def documents(file: Path) -> list[str]:
+    """Return the texts of a file of rows."""
     with gzip.open(file, "rt", encoding="utf-8") as lines:
-        documents = [json.loads(line)["text"] for line in lines]
-    step = len(documents) // PROMPTS
-    return [document[:CHARACTERS] for document in documents[::step][:PROMPTS]]
+        return [json.loads(line)["text"] for line in lines]
+
+
+def evenly(texts: list[str]) -> list[str]:
+    """Return the beginnings of as many texts as mergekit gets prompts, evenly over all."""
+    return [text[:CHARACTERS] for text in texts[:: len(texts) // PROMPTS][:PROMPTS]]
 
 
 if __name__ == "__main__":

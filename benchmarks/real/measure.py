@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.adapters import DECODED, PROMPT, measured, speed
 from benchmarks.many_members import losses
@@ -91,6 +92,23 @@ def pace(place: Place, model: Any) -> dict[str, float]:
     return {key: found[key] for key in ("prefill_ratio", "decode_ratio")}
 
 
+@torch.inference_mode()
+def work(place: Place, model: Any) -> float:
+    """Return the multiplications of a window of each domain, relative to the base model's."""
+    counts, base = list[int](), plain(place).eval()
+    for each in (base, model):
+        usual = each.config._experts_implementation
+        if usual != "eager":  # only of products one by one are the operations counted
+            each.set_experts_implementation("eager")
+        with FlopCounterMode(display=False) as counted:
+            for domain in place.domains:
+                each(input_ids=windows_of(place, domain)[:1], use_cache=False)
+        counts.append(counted.get_total_flops())
+        if usual != "eager":
+            each.set_experts_implementation(usual)
+    return counts[1] / counts[0]
+
+
 @contextmanager
 def scratch_of(place: Place) -> Iterator[Path]:
     """Yield a folder that is not there yet, and delete it."""
@@ -111,6 +129,7 @@ def measure(place: Place, row: str, names: Sequence[str], *, paced: bool) -> dic
         found: dict[str, Any] = {
             "domains": {name: losses(model, windows_of(place, name)).tolist() for name in (*place.domains, GENERAL)},
             "MB": round(size / 1e6),
+            "work": round(work(place, model), 3),
             "loaded": round(sum(one.nbytes for one in (*model.parameters(), *model.buffers())) / 1e6),
         }
         if tasks := [task for task in place.tasks if task in names]:

@@ -40,9 +40,10 @@ def page(place: Place) -> str:
         f"The base model is {place.base.absolute().name}; its adapters have rank {_ranks(place, every)}. Merges and",
         "averages give each adapter the weight 1 / members, `sum` the weight 1; PEFT's TIES and DARE keep half.",
         "Without base member, the base model counted no text of its own, so that all text goes to an adapter. MB are",
-        "those of a composed folder, and then those of a loaded model's weights in float32. Each calibration, and the",
-        f"text that the base model wrote, has {place.size.tokens:,} tokens, and of other text {EVIDENCE_TOKENS:,}",
-        "at most are counted as evidence. An empty cell was not measured.",
+        "those of a composed folder, and then those of a loaded model's weights in float32; work is a token's",
+        "multiplications, the base model's being 1. Each calibration, and the text that the base model wrote, has",
+        f"{place.size.tokens:,} tokens, and of other text {EVIDENCE_TOKENS:,} at most are counted as evidence.",
+        "An empty cell was not measured.",
         "",
         f"Python {python_version()}, {torch.backends.cpu.get_cpu_capability()}, {', '.join(versions)}.",
     ]
@@ -57,7 +58,17 @@ def _domains(place: Place, names: Sequence[str]) -> list[str]:
     whole = result(place, 0, "own")["domains"]
     best = {name: whole[name] for name in place.domains}
     reference = result(place, len(names), REFERENCE).get("domains")
-    columns = ("mean", "95 % interval", f"`{REFERENCE}` is above it by", "general", "MB", "loaded", "prompt", "token")
+    columns = (
+        "mean",
+        "95 % interval",
+        f"`{REFERENCE}` is above it by",
+        "general",
+        "MB",
+        "loaded",
+        "work",
+        "prompt",
+        "token",
+    )
     lines = [
         "",
         f"## {len(names)} members: {', '.join(names)}",
@@ -85,7 +96,11 @@ def _domains(place: Place, names: Sequence[str]) -> list[str]:
         pace = found.get("pace", {})
         cells = [f"{one:.2f}" for one in score.values()]
         cells += [f"{sum(score.values()) / len(score):.2f}", f"{low:.2f} to {high:.2f}", ahead, general]
-        cells += [str(found["MB"] or ""), str(found.get("loaded", ""))]
+        cells += [
+            str(found["MB"] or ""),
+            str(found.get("loaded", "")),
+            f"{found['work']:.2f}" if "work" in found else "",
+        ]
         cells += [f"{pace[key]:.2f}" if pace else "" for key in ("prefill_ratio", "decode_ratio")]
         lines.append(f"| {row} | {' | '.join(cells)} |")
     return lines

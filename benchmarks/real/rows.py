@@ -1,5 +1,7 @@
 """The models that are compared: of each row of the tables, how it is made of adapters."""
 
+import shutil
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,8 @@ import torch
 from peft import ArrowConfig, PeftModel, create_arrow_model
 from transformers import AutoModelForCausalLM
 
-from benchmarks.real.place import JOINT, Place
+from benchmarks.mergekit import configuration, evenly, installed
+from benchmarks.real.place import JOINT, Place, rows_of
 from registry import Recipe, Registry
 
 Load = Callable[[Place, Sequence[str], Path], Any]
@@ -58,6 +61,27 @@ def arrow(top_k: int) -> Load:
     return load
 
 
+def mergekit(place: Place, names: Sequence[str], scratch: Path) -> Any:
+    """Return what `mergekit-moe` makes of the experts, merged whole, by hidden states of prompts, two a token."""
+    whole, prompts = place.work / "whole", {}
+    try:
+        command = installed()
+        for name in names:
+            one(place, name).merge_and_unload().save_pretrained(whole / name)
+            rows = rows_of(place.text(name, "train"))
+            texts = [
+                row.get("text") or place.tokenizer.apply_chat_template(row["messages"], tokenize=False) for row in rows
+            ]
+            prompts[whole / name] = evenly(texts)
+        asked = configuration(whole / "asked.yml", place.base, prompts, 2, "float32")
+        subprocess.run([str(command), str(asked), str(scratch), "--quiet"], check=True, capture_output=True)
+    except (RuntimeError, subprocess.CalledProcessError) as error:
+        raise ValueError(f"mergekit-moe: {getattr(error, 'stderr', b'') or error}") from error
+    finally:
+        shutil.rmtree(whole, ignore_errors=True)
+    return AutoModelForCausalLM.from_pretrained(scratch, dtype=torch.float32)
+
+
 def composed(recipe: Recipe, *, own_text: bool = True) -> Load:
     """Return what composes members with us; with `own_text` the base model is a member if the recipe takes it."""
 
@@ -85,6 +109,7 @@ ROWS: dict[str, Load] = {
     "PEFT dare": merged("dare_linear_svd", density=0.5),
     "PEFT Arrow top 1": arrow(1),
     "PEFT Arrow top 3": arrow(3),
+    "mergekit-moe": mergekit,
     "--to dense --trunk mean": dense("mean"),
     "--to dense --trunk ties": dense("ties", density=0.8, scale=1.0),
     "--to dense --trunk dare": dense("dare", density=0.8, scale=1.0),
@@ -93,6 +118,7 @@ ROWS: dict[str, Load] = {
     "--router ridge": composed(Recipe(router="ridge")),
     "--to ensemble": composed(Recipe(to="ensemble")),
     "--to moe": composed(Recipe()),
+    "--to adapters --top-k 2": composed(Recipe(to="adapters", top_k=2)),
     "--to adapters without base member": composed(Recipe(to="adapters"), own_text=False),
     "--to adapters": composed(Recipe(to="adapters")),
 }
