@@ -13,6 +13,8 @@ from benchmarks.bench import BENCHMARKS, MACHINES, Measured, page
 from benchmarks.compose_scaling import SERIES, TRUNKS, figure
 from benchmarks.context_cost import RECIPES, REFERENCES, table
 from benchmarks.first_output import CALLS
+from benchmarks.many_members import RECIPES as MANY
+from benchmarks.many_members import figure as curves
 from benchmarks.papers.page import page as papers_page
 from benchmarks.real.measure import interval, scores, wilson
 from benchmarks.real.skills import SKILLS
@@ -69,6 +71,19 @@ def test_page_has_a_table_for_each_machine_a_figure_and_what_failed() -> None:
     assert "REG_BENCH" not in text
     assert "`gram` gave nothing: no disk" in text
     assert "compose_time.svg" in text
+
+
+def test_scores_of_many_members_are_drawn_with_their_intervals() -> None:
+    rows = [
+        {"members": members, "recipe": recipe, "average": 98.0, "interval": [97.0, 99.0], "code": 95.0}
+        for members in (4, 8)
+        for recipe in MANY
+    ]
+    drawn = ElementTree.fromstring(curves(rows))
+    classes = [element.get("class", "") for element in drawn.iter()]
+    assert sum("mark-area" in name for name in classes) == len(MANY)
+    assert sum("mark-line" in name for name in classes) == 2 * len(MANY)
+    assert all(recipe in "".join(drawn.itertext()) for recipe in MANY)
 
 
 def test_cost_of_context_routing_is_compared_with_both_references() -> None:

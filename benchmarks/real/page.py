@@ -39,7 +39,7 @@ def page(place: Place) -> str:
         "",
         f"The base model is {place.base.absolute().name}; its adapters have rank {_ranks(place, every)}. Merges and",
         "averages give each adapter the weight 1 / members, `sum` the weight 1; PEFT's TIES and DARE keep half.",
-        "Without base member, the base model counted no text of its own, so that all text goes to an adapter. MB are",
+        "Without base member, all text goes to an adapter. MB are",
         "those of a composed folder, and then those of a loaded model's weights in float32; work is a token's",
         "multiplications, the base model's being 1. Each calibration, and the text that the base model wrote, has",
         f"{place.size.tokens:,} tokens, and of other text {EVIDENCE_TOKENS:,} at most are counted as evidence.",

@@ -3,7 +3,7 @@
 import gzip
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -106,22 +106,19 @@ def train(place: Place) -> None:
 
 
 def register(place: Place) -> None:
-    """Register the base model and every adapter, in a home with the base's own text and in one without."""
-    calibration = PassSettings(tokens=place.size.tokens, seq_len=WINDOW)
-    for home, own_text in (("home", place.size.tokens), ("home-without-base", 0)):
-        with Registry(place.work / home) as registry:
-            known = {version.name for version in registry.versions()}
-            base = place.base.absolute().name.lower()
-            if base not in known:
-                registry.add_base(base, place.base, own_text=own_text)
-            for name in (*place.domains, *place.tasks):
-                if name not in known:
-                    settings = calibration if own_text else replace(calibration, sites="counts")
-                    data = [place.text(name, "train")]
-                    registry.add_expert(
-                        name, place.adapter(name), base=base, data=data, settings=settings,
-                        keep_calibration=bool(own_text),
-                    )  # fmt: skip
+    """Register the base model, with text of its own, and every adapter."""
+    settings = PassSettings(tokens=place.size.tokens, seq_len=WINDOW)
+    with Registry(place.work / "home") as registry:
+        known = {version.name for version in registry.versions()}
+        base = place.base.absolute().name.lower()
+        if base not in known:
+            registry.add_base(base, place.base, own_text=place.size.tokens)
+        for name in (*place.domains, *place.tasks):
+            if name not in known:
+                registry.add_expert(
+                    name, place.adapter(name), base=base, data=[place.text(name, "train")], settings=settings,
+                    keep_calibration=True,
+                )  # fmt: skip
 
 
 def rows_of(path: Path) -> Iterator[dict[str, Any]]:

@@ -82,11 +82,11 @@ def mergekit(place: Place, names: Sequence[str], scratch: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(scratch, dtype=torch.float32)
 
 
-def composed(recipe: Recipe, *, own_text: bool = True) -> Load:
-    """Return what composes members with us; with `own_text` the base model is a member if the recipe takes it."""
+def composed(recipe: Recipe) -> Load:
+    """Return what composes members with us."""
 
     def load(place: Place, names: Sequence[str], scratch: Path) -> Any:
-        with Registry(place.work / ("home" if own_text else "home-without-base")) as registry:
+        with Registry(place.work / "home") as registry:
             registry.compose(names, scratch, recipe)
         return AutoModelForCausalLM.from_pretrained(scratch, dtype=torch.float32, trust_remote_code=True)
 
@@ -119,6 +119,6 @@ ROWS: dict[str, Load] = {
     "--to ensemble": composed(Recipe(to="ensemble")),
     "--to moe": composed(Recipe()),
     "--to adapters --top-k 2": composed(Recipe(to="adapters", top_k=2)),
-    "--to adapters without base member": composed(Recipe(to="adapters"), own_text=False),
+    "--to adapters --no-base-member": composed(Recipe(to="adapters", no_base_member=True)),
     "--to adapters": composed(Recipe(to="adapters")),
 }

@@ -30,9 +30,16 @@ MAX_BYTES = Option(
     limits=Limits(1.0), noun="max-bytes", unset="no limit", is_later=True, advanced=True,
 )  # fmt: skip
 
+NO_BASE_MEMBER = Option(
+    "no_base_member", OptionKind.SWITCH,
+    "Send no text to the base model alone, though it counted text of its own (`reg add-base --own-text`).", "",
+    default=False, is_later=True, label="No base member", advanced=True,
+    note="text that no expert knows goes to one of them all the same",
+)  # fmt: skip
+
 _NOBODY = {
     True: "goes to the base model alone, by counts of text that it wrote itself",
-    False: "goes to one of the experts all the same: the base model counted no text of its own",
+    False: "goes to one of the experts all the same",
 }
 
 
@@ -43,7 +50,7 @@ class Adapters(Output):
     """
 
     name = "adapters"
-    options = (RANK, MAX_BYTES, CONTEXT_WINDOW, replace(TOP_K, unset="1", is_later=True), DTYPE)
+    options = (RANK, MAX_BYTES, CONTEXT_WINDOW, replace(TOP_K, unset="1", is_later=True), NO_BASE_MEMBER, DTYPE)
     words = "adapters side by side"
     called = "adapters"
     kind = "adapters"
@@ -103,6 +110,7 @@ class Adapters(Output):
         base, recipe = plan.lead, plan.recipe.document(plan.names)
         window, truncated = recipe["context_window"], any(plan.parts.ranks.by_member)
         most = self.top_k(plan.recipe, len(plan.members))
+        several = ("text that may be of several", f"goes to up to {most} adapters, by shares (sparsemax)")
         kept = (
             "as near to an expert that was trained in full as the ranks below allow"
             if truncated
@@ -116,7 +124,7 @@ class Adapters(Output):
                 ("base model", f"{base.name} `{base.version.digest}`, unchanged"),
                 ("text that no expert knows", _NOBODY[len(adapters.everyone(plan)) > len(plan.members)]),
                 ("expert of a token", f"by the last {window:g} tokens or so" if window else "by the whole text so far"),
-                *([("experts of a token", f"up to {most} adapters, by shares (sparsemax)")] if most > 1 else []),
+                *([several] if most > 1 else []),
                 ("parameters", f"{plan.parameters:,}, of which {plan.active_parameters:,} are active per token"),
             ],
             notes="A linear layer of weight W gives W x + s B A x for the expert of a token: the base model with that "
@@ -131,7 +139,7 @@ class Adapters(Output):
         yield from adapters.ranks_note(plan)
         if plan.parts.pairs is None:
             yield adapters.pairs_note(plan)
-        if len(adapters.everyone(plan)) == len(plan.members):
+        if not plan.recipe.no_base_member and len(adapters.everyone(plan)) == len(plan.members):
             yield (
                 "text that no expert knows goes to one of them all the same: let the base model write text, and count "
                 f"it: reg add-base {plan.lead.name} CKPT --own-text 24576"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from registry import PassSettings, Recipe, Registry
 from registry.calibration.calibration import Turns, sample_conversations
@@ -92,6 +93,14 @@ def test_base_model_takes_what_no_expert_knows(chat_base: Path, zoo: Zoo, tmp_pa
         assert plan.document["base"]["digest"] == registered.version.digest
         assert [member["name"] for member in plan.document["members"]] == names
         assert registry.reproduce(tmp_path / "with").is_same
+        left = registry.compose(names, tmp_path / "left", TO.replace(no_base_member=True))
+        assert not any("--own-text" in note for note in left.notes)
+        assert (
+            load_file(tmp_path / "left" / "model.safetensors").keys()
+            == load_file(tmp_path / "without" / "model.safetensors").keys()
+        )
+        told, untold = (json.loads((tmp_path / name / "config.json").read_bytes()) for name in ("left", "without"))
+        assert told == untold
     model = load_model(tmp_path / "with", "float32", "cpu")
     assert model.config.members == ["law", "math", "base"]
     assert model.config.context_pairs == len(model.pairs) > 0
