@@ -8,7 +8,7 @@ same with all tokens of one expert, and by PEFT with one adapter active; then a 
 another expert, by the same three, PEFT with `adapter_names`; float32, in turn, medians. Sizes: bytes that an adapter
 takes in a registry, seconds of registering it with counts, and of composing, beside copying the base model's folder,
 and copying it until it is on the disk, as a composed folder is; both read files that the system does not hold in
-memory. Prints a line of JSON.
+memory. Prints a line of JSON for each number of members, and one of the rest.
 """
 
 import argparse
@@ -188,7 +188,8 @@ def main() -> None:
             forget(scratch / "home")
             composed = seconds(partial(registry.compose, names[:members], out, Recipe(to="adapters")))
             whole = sum(path.stat().st_size for path in base.glob("*.safetensors")) + members * size
-            figures[f"{members} members"] = own = {
+            own: dict[str, Any] = {
+                "members": members,
                 "compose_s": round(composed, 2),
                 "compose_over_copy": round(composed / copied, 2),
                 "compose_over_copy_on_disk": round(composed / flushed, 2),
@@ -199,6 +200,7 @@ def main() -> None:
             }
             if given.only != "sizes":
                 own |= compare(base, out, [scratch / name for name in names[:members]], given.rounds)
+            print(json.dumps(own), flush=True)
             shutil.rmtree(out)
     shutil.rmtree(scratch)
     print(json.dumps(figures))
