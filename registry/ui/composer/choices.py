@@ -43,7 +43,7 @@ _ADVANCED = {
     "Trunk options": ("combine", "balance", "base"),
     "Router options": ("context_window", "vocabulary", "lam", "normalize", "gating", "temperature", "mixing"),
     "Refinement": ("refine", "refine_mlp"),
-    "Output": ("rank", "lead", "dtype", "remote_code"),
+    "Output": ("rank", "no_base_member", "lead", "dtype", "remote_code"),
 }
 
 BASICS = tuple(one for one in CHOICES if one.name in _BASICS)  # the fields that the form always shows

@@ -118,9 +118,9 @@ def test_base_model_is_needed_where_the_recipe_says_so(values: dict[str, Any]) -
         if one.name == "trunk" and values["to"] == ENSEMBLE:  # only where given
             assert holder.get("trunk") == values.get("trunk")
             continue
-        if one.name in ("coefficients", "lead", "max_bytes", "rank") or (one.name, values.get("router")) == (
-            "bias",
-            "anchored",
+        given = [("bias", "router", "anchored"), ("top_k", "to", "adapters")]
+        if one.name in ("coefficients", "lead", "max_bytes", "no_base_member", "rank") or any(
+            one.name == name and values.get(of) == value for name, of, value in given
         ):
             continue  # only where given
         has_a_part = obstacle(one, values) is None

@@ -180,7 +180,7 @@ def test_a_recipe_that_is_written_reads_back(
     members = sorted({*experts, *weighed})
     coefficients = getattr(recipe, "coefficients", {})
     complete = {*members} == {*coefficients} if coefficients else bool(experts)
-    named = members if complete and len(members) >= (getattr(recipe, "top_k", None) or 1) else []
+    named = members if complete and recipe.problem_of_members(members) is None else []
     references = [f"{name}@2" if pinned else name for name in named]
     base = "zero" if recipe.needs_base else None
     write_recipe(path, recipe, references, base)
