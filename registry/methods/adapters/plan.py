@@ -142,7 +142,7 @@ def base_of(workspace: Workspace, members: Sequence[Member]) -> VersionRecord | 
 def everyone(plan: Plan) -> tuple[Member, ...]:
     """Return whom a token may go to: the members, and last the base model, if it counted text of its own.
 
-    It is none of them with `no_base_member`.
+    With `no_base_member` the base model is left out.
     """
     has_base = plan.lead.has_statistics(TOKEN_COUNTS) and not plan.recipe.no_base_member
     return (*plan.members, *([plan.lead] if has_base else []))
