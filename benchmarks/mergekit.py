@@ -186,7 +186,7 @@ def quality(scratch: Path, mergekit: Path) -> list[Comparison]:
     if not (SHARED / "experts" / "base").is_dir():
         return [Comparison.missing(QUALITY, f"{SHARED} has no trained experts; name their folder with REG_SHARED")]
     texts = {name: SHARED / "corpora" / name / "train.jsonl.gz" for name in DOMAINS}
-    prompts = {SHARED / "experts" / name: evenly(documents(file)) for name, file in texts.items()}
+    prompts = {SHARED / "experts" / name: evenly(_documents(file)) for name, file in texts.items()}
     asked = configuration(scratch / "trained.yml", SHARED / "experts" / "base", prompts, 1)
     other, ours = scratch / "trained-other", scratch / "trained-ours"
     once([str(mergekit), str(asked), str(other), "--quiet"])
@@ -223,7 +223,7 @@ def _last(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no word")
 
 
-def documents(file: Path) -> list[str]:
+def _documents(file: Path) -> list[str]:
     """Return the texts of a file of rows."""
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         return [json.loads(line)["text"] for line in lines]
@@ -231,7 +231,7 @@ def documents(file: Path) -> list[str]:
 
 def evenly(texts: list[str]) -> list[str]:
     """Return the beginnings of as many texts as mergekit gets prompts, evenly over all."""
-    return [text[:CHARACTERS] for text in texts[:: len(texts) // PROMPTS][:PROMPTS]]
+    return [text[:CHARACTERS] for text in texts[:: max(1, len(texts) // PROMPTS)][:PROMPTS]]
 
 
 if __name__ == "__main__":

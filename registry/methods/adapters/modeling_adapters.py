@@ -55,7 +55,7 @@ TIE = 1e-9  # nats by which whoever has what nobody knows is ahead where evidenc
 
 
 class AdaptersConfig(DenseForCausalLM.config_class):
-    """The dense configuration with `members`, `context_…` (at the top of this file), and what experts changed.
+    """The dense configuration with `members`, `context_…` and `routing_top_k` (above), and what experts changed.
 
     `adapted_layers` has for each linear layer and embedding by its name the number of its entry in `adapted_kinds`, a
     list of [r_e, s_e, whether it is DoRA] for each expert. `adapted_vectors` has for each norm's weight and each bias

@@ -46,7 +46,8 @@ _NOBODY = {
 class Adapters(Output):
     """Adapters as they were trained, each token with one of them, chosen by the text so far.
 
-    Option in recipes: with `top_k` a token whose text may be of several has up to so many, by shares.
+    Options in recipes: with `top_k` a token whose text may be of several has up to so many, by shares; with
+    `no_base_member` no token goes to the base model alone.
     """
 
     name = "adapters"

@@ -23,6 +23,7 @@ from registry.composition.route import pick, route
 from registry.errors import CheckpointError, ConflictError, IncompatibleError, InvalidInputError
 from registry.evaluation import TestSettings as ScoreSettings
 from registry.io.model_folder import MARKER
+from registry.maths.context.evidence import ALIKE
 from registry.maths.context.prefix import context_scores, prefix_means
 from registry.runtime.gates import force_expert, record_routing
 from registry.runtime.loading import has_our_code, load_model
@@ -224,7 +225,7 @@ def test_shares_of_two_experts_are_sparsemax(registry: Registry, alone: Any, tmp
         logits(alone)
     scores = routing.logits[0].double().view(*IDS.shape, 3)
     counts = torch.exp(-torch.arange(40, dtype=torch.float64) / alone.config.context_window).cumsum(dim=0)
-    nats = (scores * (counts / (0.8 + 0.2 * counts))[:, None]).topk(2, dim=-1).values
+    nats = (scores * (counts / (1 - ALIKE + ALIKE * counts))[:, None]).topk(2, dim=-1).values
     first = ((1 + nats[..., 0] - nats[..., 1]) / 2).clamp(max=1).flatten()
     with record_routing(model) as (routing,):
         logits(model)
