@@ -61,10 +61,12 @@ def check_dtypes(folder: Examination) -> Iterator[Finding]:
         method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
         yield skipped(f"its weights are quantised ({str(method)[:40]}), and only those of whole numbers can be checked")
         return
+    is_ours = folder.has_our_code or folder.composed is not None  # an earlier release has other code
+    own = {name: one for name, one in tensors.items() if not (is_ours and is_made_up(name, folder.config))}
     whole = sorted(
         name
-        for name, one in tensors.items()
-        if one.dtype not in FLOATS and not name.endswith(_BUFFERS) and not (folder.has_our_code and name == _MASKS)
+        for name, one in own.items()
+        if one.dtype not in FLOATS and not name.endswith(_BUFFERS) and not (is_ours and name == _MASKS)
     )
     if whole:
         dtype = tensors[whole[0]].dtype
@@ -77,7 +79,6 @@ def check_dtypes(folder: Examination) -> Iterator[Finding]:
             f"{named(leftovers)} is of a quantised model, and no quantization_config says how to read it",
             "merge from the checkpoints before they were quantised",
         )
-    own = {name: one for name, one in tensors.items() if not (folder.has_our_code and is_made_up(name, folder.config))}
     counts = Counter(one.dtype for one in own.values() if one.dtype in FLOATS)
     if not counts:
         return

@@ -19,7 +19,7 @@ _EMBEDDINGS = (
     "tok_embeddings.weight",
 )
 _HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")
-_ADDED = ("head_maps.", "evidence", "thresholds")
+_ADDED = ("head_maps.", "evidence", "thresholds", "pairs", "pair_experts")
 """Parts of the names of tensors that context routing adds to a model's own."""
 
 

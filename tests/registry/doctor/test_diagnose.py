@@ -13,14 +13,16 @@ from registry.doctor import CHECKS, Diagnosis, diagnose
 from registry.doctor.forward_checks import _repeats
 from tests.catalogs import in_files
 from tests.conftest import Shared, copy_home
+from tests.models import save_checkpoint, train_tokenizer
 from tests.registry.doctor.broken import ATTENTION, BROKEN, settings, tensors
 from tests.tiny import ALL_RECIPES, BASE, BASE_NAME, CONTENTS, SETTINGS, SPARSE, WIDE, make, make_pool, with_others
-from tests.trained_models import trained_experts
+from tests.trained_models import trained_base, trained_experts
 
 RECIPES: dict[str, Recipe] = {
     "moe": Recipe(),
     "ridge": Recipe(router="ridge", trunk="mean", top_k=1),
     "ensemble": Recipe(to="ensemble"),
+    "adapters": Recipe(to="adapters", rank=8),
 }
 DOMAINS = ("code", "math")
 
@@ -43,6 +45,7 @@ def _make_ward(root: Path) -> Ward:
     experts, texts = trained_experts(root, DOMAINS)
     settings = PassSettings(tokens=512, seq_len=32, batch_size=4)
     with Registry(root / "home") as registry:
+        registry.add_base("base", save_checkpoint(trained_base(DOMAINS), root / "base", train_tokenizer()))
         for name, folder in experts.items():
             registry.add_expert(name, folder, data=[texts[name]], settings=settings, keep_calibration=True)
         for name, recipe in RECIPES.items():
@@ -81,7 +84,7 @@ def test_what_is_broken_is_named(ward: Ward, patient: dict[str, Path], name: str
 
 @pytest.mark.check(after=1)
 @pytest.mark.trust(after=3)
-@pytest.mark.parametrize("name", ["dense", "moe", "ridge", "ensemble"])
+@pytest.mark.parametrize("name", ["dense", "moe", "ridge", "ensemble", "adapters"])
 def test_healthy_folders_have_neither_error_nor_warning(ward: Ward, name: str) -> None:
     diagnosis = diagnose(None, ward.folders[name], ward.data)
     assert [(one.check, one.message) for one in diagnosis.findings if one.severity in ("error", "warning")] == []
