@@ -36,13 +36,13 @@ class AdaptedCheckpoint(Checkpoint):
         merged: what the adapter makes of it.
     """
 
-    def __init__(self, adapter: Path, merged: Merged, scratch: Path, progress: Progress, *, remote_code: bool) -> None:
+    def __init__(self, adapter: Path, merged: Merged, scratch: Path, progress: Progress) -> None:
         """Check an adapter in a folder, and what it makes of its base, a registered version.
 
         Args:
             scratch: an empty folder, for its small files, and for all of it where a model is loaded.
 
-        (CheckpointError, UnsupportedFamilyError: as `Checkpoint`.)
+        (CheckpointError: as `Checkpoint`.)
         """
         assert isinstance(merged.base, VersionArrays)
         self.base, self.merged, self._adapter, self._progress = merged.base, merged, adapter, progress
@@ -50,7 +50,7 @@ class AdaptedCheckpoint(Checkpoint):
         small.mkdir()
         write_files(small, merged.files())
         copy_carried(adapter, small)
-        super().__init__(small, merged.adapter.label, remote_code=remote_code)
+        super().__init__(small, merged.adapter.label, remote_code=True)  # as the base model was accepted
         for name, parts in merged.changes.items():
             if "head" in parts:  # tied ones must be equal, which is seen where they are read
                 for _ in self.source(name).blocks():

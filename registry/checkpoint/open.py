@@ -47,7 +47,8 @@ def open_checkpoint(
         scratch: the folder for merged models and copies, which are deleted afterwards.
         base: an adapter's base model, if its own configuration does not name it: a registered model's name, a folder
             or `hf://…` (InvalidInputError: the checkpoint is a whole one).
-        remote_code: accept models that no native host carries (UnsupportedFamilyError without it).
+        remote_code: accept models that no native host carries (UnsupportedFamilyError without it, but for an adapter
+            of a registered model, which is accepted as that was).
         like: a version, and its files: added tokens get the numbers that it has for them.
         keep: where an adapter of a registered model is to stay one (`AdaptedCheckpoint`), so that nothing is merged:
             returns the registered model that has the weights of a folder, or None.
@@ -71,12 +72,13 @@ def open_checkpoint(
             if base is not None and adapter.settings.base_name not in (None, os.fspath(base)):
                 other = f"its configuration names {adapter.settings.base_name}, which is not looked at"
                 remark(progress, f"{label} is taken as an adapter of {base}, as asked; {other}")
+            remote_code |= isinstance(weights, VersionArrays)
             holds = [weights.version.digest] if isinstance(weights, VersionArrays) else []
             merged, own = Merged(adapter, weights), scratch_folder(stack, scratch, holds, prefix="merged-")
             for note in adapter.notes:
                 remark(progress, f"{label}: {note}")
             if keep is not None and like is None and isinstance(weights, VersionArrays) and not weights.is_adapter:
-                found: Checkpoint = AdaptedCheckpoint(folder, merged, own, progress, remote_code=remote_code)
+                found: Checkpoint = AdaptedCheckpoint(folder, merged, own, progress)
             else:
                 merged.write(own / "model", progress)
                 copy_carried(folder, own / "model")

@@ -107,7 +107,8 @@ def opened_base(workspace: Workspace, base: PathLike) -> Iterator[tuple[Checkpoi
     """
     version = base_version(workspace.catalog, base)
     if version is None:
-        with open_checkpoint(base, workspace.home.merged, progress=workspace.progress) as checkpoint:
+        merged = workspace.home.merged
+        with open_checkpoint(base, merged, remote_code=True, progress=workspace.progress) as checkpoint:
             yield checkpoint, ()
         return
     holds = (version.digest,)

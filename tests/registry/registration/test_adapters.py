@@ -71,7 +71,7 @@ def test_what_peft_wrote_comes_back_and_merges_to_the_same_bytes(case: str, toke
         before = stored(registry)
         text = tmp_path / "text.txt"
         text.write_text("the court finds the contract void\n" * 40)
-        registry.add_expert("law", adapter, base="base", data=[text], settings=COUNTS, remote_code=True)
+        registry.add_expert("law", adapter, base="base", data=[text], settings=COUNTS)
         version = registry.resolve("law")
         own = {link.digest for link in registry.arrays_of(version) if link.role in ("adapter", "statistics", "file")}
         assert stored(registry) - before <= own
