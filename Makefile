@@ -43,8 +43,8 @@ docs: reference  ## write the documentation as a site; to read it: python -m htt
 quality: .venv/installed  ## measure every method on real experts; FAR=folder adds far ones
 	$(BIN)/python -m benchmarks.quality $(if $(FAR),--far $(FAR))
 
-real: .venv/installed  ## measure experts of a real chat model; SIZE=full takes a GPU; ADAPTERS=folder and SKILLS=folder of your own
-	$(BIN)/python -m benchmarks.real $(if $(SIZE),--size $(SIZE)) $(if $(ADAPTERS),--adapters $(ADAPTERS)) $(if $(SKILLS),--skills $(SKILLS))
+real: .venv/installed  ## measure experts of a real model; SIZE=full takes a GPU; BASE=gemma-3-270m; ADAPTERS=folder and SKILLS=folder of your own
+	$(BIN)/python -m benchmarks.real $(if $(SIZE),--size $(SIZE)) $(if $(BASE),--base $(BASE)) $(if $(ADAPTERS),--adapters $(ADAPTERS)) $(if $(SKILLS),--skills $(SKILLS))
 
 papers: .venv/installed  ## measure tables in the shape of the papers'; FAR=folder adds far domains
 	$(BIN)/python -m benchmarks.papers $(if $(FAR),--far $(FAR))

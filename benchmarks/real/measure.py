@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.adapters import DECODED, PROMPT, measured, speed
 from benchmarks.many_members import losses
 from benchmarks.real.instructions import followed, sampled
+from benchmarks.real.llama import InLlama
 from benchmarks.real.place import Place, conversations, windows_of
 from benchmarks.real.rows import ROWS, one, plain
 from benchmarks.real.skills import FACTS
@@ -125,13 +126,14 @@ def measure(place: Place, row: str, names: Sequence[str], *, paced: bool) -> dic
     started = time.perf_counter()
     with scratch_of(place) as scratch:
         model = ROWS[row](place, names, scratch).eval()
-        size = sum(path.stat().st_size for path in scratch.glob("*.safetensors"))
+        size = sum(path.stat().st_size for path in scratch.glob("*") if path.suffix in (".safetensors", ".gguf"))
         found: dict[str, Any] = {
             "domains": {name: losses(model, windows_of(place, name)).tolist() for name in (*place.domains, GENERAL)},
             "MB": round(size / 1e6),
-            "work": round(work(place, model), 3),
-            "loaded": round(sum(one.nbytes for one in (*model.parameters(), *model.buffers())) / 1e6),
         }
+        if not isinstance(model, InLlama):
+            loaded = sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
+            found |= {"work": round(work(place, model), 3), "loaded": round(loaded / 1e6)}
         if tasks := [task for task in place.tasks if task in names]:
             found |= {"skills": exact_match(place, model, tasks), "abilities": abilities(place, model)}
         if paced:
@@ -147,7 +149,7 @@ def own(place: Place) -> dict[str, Any]:
         found["domains"][name] = losses(one(place, name).eval(), windows_of(place, name)).tolist()
     for name in place.tasks:
         found["skills"] |= exact_match(place, one(place, name).eval(), place.tasks, name)
-    return found | {"abilities": abilities(place, base)}
+    return found | {"abilities": abilities(place, base) if place.tasks else {}}
 
 
 def scores(best: dict[str, list[float]], found: dict[str, list[float]]) -> dict[str, float]:

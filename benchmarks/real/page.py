@@ -33,11 +33,11 @@ def page(place: Place) -> str:
     every = [*place.domains, *place.tasks]
     versions = [f"{one.__name__} {one.__version__}" for one in (torch, transformers, peft)]
     lines = [
-        "# Experts of a real chat model",
+        f"# Experts of {place.base.absolute().name}",
         "",
         "Written by `python -m benchmarks.real` (`make real`), not by hand.",
         "",
-        f"The base model is {place.base.absolute().name}; its adapters have rank {_ranks(place, every)}. Merges and",
+        f"The adapters of this base model have rank {_ranks(place, every)}. Merges and",
         "averages give each adapter the weight 1 / members, `sum` the weight 1; PEFT's TIES and DARE keep half.",
         "Without base member, all text goes to an adapter. MB are",
         "those of a composed folder, and then those of a loaded model's weights in float32; work is a token's",

@@ -42,7 +42,7 @@ class Size:
 
 SIZES = {
     "full": Size(("biomed", "code", "german", "math"), ("change", "continents", "kinds"), 170, 120, 32, 90, 541),
-    "small": Size(("code", "german"), ("kinds",), 12, 30, 8, 45, 16, 8192),
+    "small": Size(("code", "german"), ("kinds",), 12, 30, 8, 45, 16, 4096),
     "tiny": Size(("code",), ("kinds",), 1, 1, 1, 2, 1, 1024),
 }
 
@@ -89,8 +89,9 @@ def train(place: Place) -> None:
     """Train the adapters of a size that are not there yet, and one on the text of all domains together."""
     size, at = place.size, place.adapters
     at.mkdir(parents=True, exist_ok=True)
+    skills = size.skills if place.tokenizer.chat_template else ()
     jobs = [(f"dom_{name}", [name], 16, size.domain_steps, 8) for name in size.domains]
-    jobs += [(f"task_{name}", [name], 8, size.skill_steps, 16) for name in size.skills]
+    jobs += [(f"task_{name}", [name], 8, size.skill_steps, 16) for name in skills]
     jobs += [(JOINT, list(size.domains), 16, size.domain_steps * len(size.domains), 8)] * (len(size.domains) > 1)
     with Registry(place.work / "training") as registry:
         for folder, names, rank, steps, batch in jobs:
@@ -112,7 +113,7 @@ def register(place: Place) -> None:
         known = {version.name for version in registry.versions()}
         base = place.base.absolute().name.lower()
         if base not in known:
-            registry.add_base(base, place.base, own_text=place.size.tokens)
+            registry.add_base(base, place.base, own_text=place.size.tokens, remote_code=True)
         for name in (*place.domains, *place.tasks):
             if name not in known:
                 registry.add_expert(
@@ -129,13 +130,15 @@ def rows_of(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def windows_of(place: Place, domain: str) -> Tensor:
-    """Return the test windows of a domain, (N, 256)."""
-    ids: list[int] = []
+    """Return the test windows of a domain, (N, 256), each beginning as the tokenizer begins a text."""
+    begin, ids = place.tokenizer("")["input_ids"], list[int]()
+    new = WINDOW - len(begin)
     for row in rows_of(place.corpora / domain / "test.jsonl.gz"):
         ids += [*place.tokenizer(row["text"], add_special_tokens=False)["input_ids"], place.tokenizer.eos_token_id]
-        if len(ids) >= place.size.windows * WINDOW:
+        if len(ids) >= place.size.windows * new:
             break
-    return torch.tensor(ids)[: place.size.windows * WINDOW].view(-1, WINDOW)
+    cut = torch.tensor(ids)[: place.size.windows * new].view(-1, new)
+    return torch.cat([torch.tensor(begin, dtype=torch.long).expand(len(cut), -1), cut], 1)
 
 
 def conversations(place: Place, tasks: Sequence[str]) -> dict[str, list[list[dict[str, str]]]]:

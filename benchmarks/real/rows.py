@@ -11,8 +11,11 @@ from peft import ArrowConfig, PeftModel, create_arrow_model
 from transformers import AutoModelForCausalLM
 
 from benchmarks.mergekit import configuration, evenly, installed
+from benchmarks.real.llama import QUANTISED, InLlama, converted
 from benchmarks.real.place import JOINT, Place, rows_of
 from registry import Recipe, Registry
+from registry.errors import UnsupportedFamilyError
+from registry.hosts.remote_code import REMOTE_CODE
 
 Load = Callable[[Place, Sequence[str], Path], Any]
 """Return a model of members; the folder is free for what it writes (ValueError: it cannot be made of these)."""
@@ -83,12 +86,32 @@ def mergekit(place: Place, names: Sequence[str], scratch: Path) -> Any:
 
 
 def composed(recipe: Recipe) -> Load:
-    """Return what composes members with us."""
+    """Return what composes members with us, with a modelling file where transformers has no class for it."""
+
+    def load(place: Place, names: Sequence[str], scratch: Path) -> Any:
+        with Registry(place.work / "home") as registry:
+            try:
+                registry.compose(names, scratch, recipe)
+            except UnsupportedFamilyError:
+                registry.compose(names, scratch, recipe.replace(host=REMOTE_CODE))
+        return AutoModelForCausalLM.from_pretrained(scratch, dtype=torch.float32, trust_remote_code=True)
+
+    return load
+
+
+def in_llama(recipe: Recipe, kind: str) -> Load:
+    """Return what composes members with us for llama.cpp, in a kind of file that it has."""
 
     def load(place: Place, names: Sequence[str], scratch: Path) -> Any:
         with Registry(place.work / "home") as registry:
             registry.compose(names, scratch, recipe)
-        return AutoModelForCausalLM.from_pretrained(scratch, dtype=torch.float32, trust_remote_code=True)
+        try:
+            path = converted(scratch, kind)
+        except subprocess.CalledProcessError as error:
+            raise ValueError(f"llama.cpp: {(error.stderr or b'').decode().strip() or error}") from error
+        for weights in scratch.glob("*.safetensors"):
+            weights.unlink()
+        return InLlama(path)
 
     return load
 
@@ -118,6 +141,7 @@ ROWS: dict[str, Load] = {
     "--router ridge": composed(Recipe(router="ridge")),
     "--to ensemble": composed(Recipe(to="ensemble")),
     "--to moe": composed(Recipe()),
+    **{f"--to moe in llama.cpp {kind}": in_llama(Recipe(), kind) for kind in ("f16", *QUANTISED)},
     "--to adapters --top-k 2": composed(Recipe(to="adapters", top_k=2)),
     "--to adapters --no-base-member": composed(Recipe(to="adapters", no_base_member=True)),
     "--to adapters": composed(Recipe(to="adapters")),
