@@ -31,7 +31,7 @@ def installed() -> Any:
         PLACE.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=PLACE.parent) as name:
             scratch = Path(name)
-            subprocess.run([*pip, "download", "--no-deps", "--no-build-isolation", "-d", scratch, PACKAGE], check=True)
+            subprocess.run([*pip, "download", "--no-deps", "-d", scratch, PACKAGE], check=True)
             source, partial = next(scratch.glob("*.tar.gz")), scratch / "llama-cpp"
             with tarfile.open(source) as file:
                 file.extractall(scratch, filter="data")
