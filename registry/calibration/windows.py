@@ -5,6 +5,9 @@ characters, is divided into as many equal strata as there are windows, and one s
 A window begins there (at the next white space, so that no word is cut) and continues through the following documents if
 necessary, each of which begins with the tokenizer's start token. Only the text of the windows is tokenised.
 
+Where the tokenizer begins every text with a start token, every window begins with it, wherever its text begins: models
+that always saw one know little without it (Gemma 3 270M: a loss of 3.4 nats, not 2.2).
+
 Until windows are complete, a token t that a chat template wrote is ~t, below zero: so it stays known through all cuts.
 
 Shapes: N windows, S tokens of a window, T tokens of a corpus.
@@ -14,6 +17,7 @@ import random
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any
 
@@ -43,10 +47,10 @@ def random_places(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, 
         # Perhaps too little text: tokenise it all, and use it in full if so.
         stream = _stream(corpus, tokenizer)
         if len(stream) <= count * seq_len:
-            return _cut(stream, range(0, len(stream), seq_len), seq_len, corpus.label)
+            return _whole(stream, tokenizer, seq_len, corpus.label)
         length = len(stream) - seq_len
         starts = [int((i + draw.random()) * length / count) for i in range(count)]
-        return _cut(stream, starts, seq_len, corpus.label)
+        return _cut(stream, starts, tokenizer, seq_len, corpus.label)
     last = total - seq_len * _CHARACTERS_PER_TOKEN  # so that a window there does not run over the end
     positions = [int((i + draw.random()) * last / count) for i in range(count)]
     return _filled(_windows_at(corpus, tokenizer, sizes, positions, seq_len), count, seq_len, corpus.label)
@@ -79,10 +83,10 @@ def evenly_spaced(corpus: Corpus, tokenizer: Any, *, windows: int, seq_len: int)
     if not len(stream):
         raise _without_text(corpus)
     if len(stream) <= seq_len:
-        return _cut(stream, range(0, len(stream), seq_len), seq_len, corpus.label)
+        return _whole(stream, tokenizer, seq_len, corpus.label)
     step = max(seq_len, (len(stream) - seq_len) // windows)
     starts = [start for i in range(windows) if (start := i * step) + seq_len <= len(stream)]
-    return _cut(stream, starts, seq_len, corpus.label)
+    return _cut(stream, starts, tokenizer, seq_len, corpus.label)
 
 
 def _without_text(corpus: Corpus) -> CalibrationError:
@@ -93,6 +97,13 @@ def start_token(tokenizer: Any) -> int | None:
     """Return the token that begins a document: the tokenizer's start token, else its end token, else None."""
     token = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     return None if token is None else int(token)
+
+
+def _first_of_all(tokenizer: Any) -> int | None:
+    """Return the start token if the tokenizer begins every text with it, else None (CheckpointError: it fails)."""
+    with _cutting():
+        start = tokenizer.bos_token_id
+        return None if start is None or tokenizer("a")["input_ids"][:1] != [start] else int(start)
 
 
 def encode(document: Document, tokenizer: Any, begin: int = 0, end: int | None = None) -> list[int]:
@@ -110,7 +121,7 @@ def _marked(
 
     With `speaker`, a role, so are the tokens of the contents of others.
     """
-    try:
+    with _cutting():
         coded = tokenizer(
             document.text[begin:end],
             add_special_tokens=False,
@@ -121,6 +132,18 @@ def _marked(
         start = start_token(tokenizer) if begin == 0 and not document.is_chat else None
         if not 0 <= min(tokens, default=0) <= max(tokens, default=0) < 2**31 or not 0 <= (start or 0) < 2**31:
             raise ValueError("it returns numbers that are not tokens")
+    if "offset_mapping" in coded:
+        contents = [place for role, place in document.contents(tokenizer) if None in (speaker, role) or speaker == role]
+        spans = ((first + begin, stop + begin) for first, stop in coded["offset_mapping"])
+        tokens = [t if _within(span, contents) else ~t for t, span in zip(tokens, spans, strict=True)]
+    return tokens if start is None else [start, *tokens]
+
+
+@contextmanager
+def _cutting() -> Iterator[None]:
+    """Raise CheckpointError where a tokenizer fails."""
+    try:
+        yield
     except BaseException as error:
         if not is_foreign(error):
             raise
@@ -128,11 +151,6 @@ def _marked(
             f"the tokenizer cannot cut text into tokens: {first_line(error)}",
             "put the tokenizer that the model was trained with into the folder",
         ) from error
-    if "offset_mapping" in coded:
-        contents = [place for role, place in document.contents(tokenizer) if None in (speaker, role) or speaker == role]
-        spans = ((first + begin, stop + begin) for first, stop in coded["offset_mapping"])
-        tokens = [t if _within(span, contents) else ~t for t, span in zip(tokens, spans, strict=True)]
-    return tokens if start is None else [start, *tokens]
 
 
 def _within(span: tuple[int, int], contents: Sequence[tuple[int, int]]) -> bool:
@@ -145,7 +163,7 @@ def _windows_at(
     corpus: Corpus, tokenizer: Any, sizes: list[int], positions: list[int], seq_len: int
 ) -> Iterator[list[int]]:
     """Yield a window for each position (a character of the whole corpus, ascending); a second pass over the files."""
-    waiting = iter(positions)
+    first, waiting = _first_of_all(tokenizer), iter(positions)
     position = next(waiting, None)
     open_windows: list[list[int]] = []
     offset = 0
@@ -156,9 +174,15 @@ def _windows_at(
             open_windows.append(_piece(document, position - offset, seq_len, tokenizer))
             position = next(waiting, None)
         while open_windows and len(open_windows[0]) == seq_len:
-            yield open_windows.pop(0)
+            yield _begun(open_windows.pop(0), first)[:seq_len]
         offset += size
-    yield from open_windows  # text with few tokens a character may end early
+    for window in open_windows:  # text with few tokens a character may end early
+        yield _begun(window, first)[:seq_len]
+
+
+def _begun(window: list[int], first: int | None) -> list[int]:
+    """Return a window of marked tokens with this token before it, unless it has it or is empty."""
+    return window if first is None or not window or first in (window[0], ~window[0]) else [first, *window]
 
 
 def _piece(document: Document, begin: int, count: int, tokenizer: Any, speaker: str | None = None) -> list[int]:
@@ -186,7 +210,7 @@ def _stream(documents: Iterable[Document], tokenizer: Any) -> Int32[Tensor, "T"]
     return torch.frombuffer(tokens, dtype=torch.int32) if tokens else torch.zeros(0, dtype=torch.int32)
 
 
-def _filled(windows: Iterable[list[int] | Int32[Tensor, "S"]], most: int, seq_len: int, label: str) -> Calibration:
+def _filled(windows: Iterable[list[int]], most: int, seq_len: int, label: str) -> Calibration:
     """Return up to `most` windows of marked tokens that have some, without lists of all: nine times the memory."""
     ids, lengths = torch.zeros((most, seq_len), dtype=torch.int32), torch.zeros(most, dtype=torch.int32)
     filled = 0
@@ -200,5 +224,16 @@ def _filled(windows: Iterable[list[int] | Int32[Tensor, "S"]], most: int, seq_le
     return Calibration(torch.where(written, ids, ~ids), lengths[:filled], label, some)
 
 
-def _cut(stream: Int32[Tensor, "T"], starts: Sequence[int], seq_len: int, label: str) -> Calibration:
-    return _filled((stream[start : start + seq_len] for start in starts), len(starts), seq_len, label)
+def _cut(stream: Int32[Tensor, "T"], starts: Sequence[int], tokenizer: Any, seq_len: int, label: str) -> Calibration:
+    first = _first_of_all(tokenizer)
+    windows = (_begun(stream[start : start + seq_len].tolist(), first)[:seq_len] for start in starts)
+    return _filled(windows, len(starts), seq_len, label)
+
+
+def _whole(stream: Int32[Tensor, "T"], tokenizer: Any, seq_len: int, label: str) -> Calibration:
+    """Cut a stream into windows that have all its tokens."""
+    first, starts, start = _first_of_all(tokenizer), [], 0
+    while start < len(stream):
+        starts.append(start)
+        start += max(1, seq_len + 1 - len(_begun(stream[start : start + 1].tolist(), first)))
+    return _cut(stream, starts, tokenizer, seq_len, label)

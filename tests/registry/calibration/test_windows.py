@@ -1,10 +1,12 @@
 """Proves: windows come from all over a corpus, are a function of corpus and seed, and hold the corpus's own tokens."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from registry.calibration import Corpus, document_beginnings, evenly_spaced, random_places
 from registry.calibration import windows as module
@@ -112,6 +114,29 @@ def test_start_token_leads_documents_but_not_chats(tokenizer: Any) -> None:
     assert start_token(none) is None
     end = type(tokenizer)(tokenizer_object=tokenizer._tokenizer, eos_token="<eos>")
     assert start_token(end) == 0
+
+
+@pytest.mark.parametrize("taken_by", ["places", "streams", "everything", "evaluation"])
+def test_windows_begin_as_the_tokenizer_begins_a_text(
+    corpus: Corpus, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, taken_by: str
+) -> None:
+    """All of a text is still read once, and no window is longer."""
+    led = type(tokenizer)(tokenizer_object=deepcopy(tokenizer._tokenizer), bos_token="<eos>")
+    led._tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 0)])
+    monkeypatch.setattr(module, "_CHARACTERS_PER_TOKEN", 2 if taken_by == "places" else 1000)
+    plain = stream(corpus, tokenizer)
+    if taken_by == "evaluation":
+        taken = evenly_spaced(corpus, led, windows=10, seq_len=32)
+    else:
+        taken = random_places(corpus, led, tokens=len(plain) if taken_by == "everything" else 640, seq_len=32, seed=0)
+    assert taken.ids.shape[1] == 32
+    assert set(taken.ids[:, 0].tolist()) == {start_token(led)} == {0}
+    if taken_by == "everything":
+        rest = [ids[1:length] for ids, length in zip(taken.ids.tolist(), taken.lengths.tolist(), strict=True)]
+        without = [token for token in plain if token]
+        assert [token for window in rest for token in window if token] == without
+    elif taken_by != "evaluation":
+        assert all(occurs(window[1:], plain) >= 0 for window in taken.ids.tolist())
 
 
 def test_evenly_spaced_windows_cover_the_shuffled_documents(corpus: Corpus, tokenizer: Any, tmp_path: Path) -> None:
