@@ -71,17 +71,16 @@ def main() -> None:
         train(place)
     register(place)
     asked = given.only.split(",") if given.only else [row for row in ROWS if row not in IN_LLAMA]
-    every = [*place.domains, *place.tasks]
     if not result(place, 0, "own"):
         keep(place, 0, "own", own(place))
-    for names in [place.domains, *([every] if place.tasks else [])]:
+    for names in place.groups:
         for row in ROWS:
             if len(names) < 2 or row not in asked:
                 continue
             if result(place, len(names), row):
                 continue
             try:
-                found = measure(place, row, names, paced=given.pace and names == every)
+                found = measure(place, row, names, paced=given.pace and names == place.groups[-1])
             except (ValueError, RegError) as error:  # such as adapters of several ranks, which PEFT refuses
                 found = {"refused": str(error)}
             keep(place, len(names), row, found)

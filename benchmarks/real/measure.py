@@ -72,13 +72,13 @@ def abilities(place: Place, model: Any) -> dict[str, list[int]]:
         any(word in text.lower() for word in own) for text, own in zip(told("facts", list(FACTS)), words, strict=True)
     ]
     found = {"facts": [sum(has), len(FACTS)]}
-    if (path := place.questions / "svamp_test.jsonl").exists():
+    if place.size.questions and (path := place.questions / "svamp_test.jsonl").exists():
         rows = sampled(path, place.size.questions)
         texts = told("SVAMP", [f"{row['Body'].rstrip('.')}. {row['Question']}" for row in rows])
         last = ([0.0, *(float(number.replace(",", "")) for number in _NUMBER.findall(text))][-1] for text in texts)
         right = [number == float(row["Answer"]) for number, row in zip(last, rows, strict=True)]
         found["SVAMP"] = [sum(right), len(rows)]
-    if (path := place.questions / "ifeval_input_data.jsonl").exists():
+    if place.size.questions and (path := place.questions / "ifeval_input_data.jsonl").exists():
         rows = sampled(path, place.size.questions)
         found["IFEval"] = [followed(place.work, rows, told("IFEval", [row["prompt"] for row in rows])), len(rows)]
     return found

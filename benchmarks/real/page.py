@@ -47,7 +47,7 @@ def page(place: Place) -> str:
         "",
         f"Python {python_version()}, {torch.backends.cpu.get_cpu_capability()}, {', '.join(versions)}.",
     ]
-    for names in [place.domains, *([every] if place.tasks else [])]:
+    for names in place.groups:
         if len(names) > 1:
             lines += _domains(place, names)
     return "\n".join([*lines, *(_skills(place, every) if place.tasks else [])]) + "\n"

@@ -27,7 +27,7 @@ class Size:
         domain_steps, skill_steps: steps of a training, of 8 windows or 16 conversations.
         windows, prompts: of a domain and of a skill, in a test.
         tokens: of each calibration, and those that the base model writes.
-        questions: of each benchmark of what the base model could do before.
+        questions: of each benchmark of what the base model could do before; facts are asked always.
     """
 
     domains: tuple[str, ...]
@@ -42,7 +42,7 @@ class Size:
 
 SIZES = {
     "full": Size(("biomed", "code", "german", "math"), ("change", "continents", "kinds"), 170, 120, 32, 90, 541),
-    "small": Size(("code", "german"), ("kinds",), 12, 30, 8, 45, 16, 4096),
+    "small": Size(("code", "german"), ("kinds",), 12, 30, 8, 45, 0, 4096),
     "tiny": Size(("code",), ("kinds",), 1, 1, 1, 2, 1, 1024),
 }
 
@@ -69,6 +69,12 @@ class Place:
     def tasks(self) -> list[str]:
         """The skills that have an adapter, in name order."""
         return self._named("task_")
+
+    @property
+    def groups(self) -> list[list[str]]:
+        """Members of each table: all domains, if there are three and skills beside them; and everything."""
+        every = [*self.domains, *self.tasks]
+        return [self.domains, every] if len(every) > len(self.domains) > 2 else [every]
 
     def _named(self, start: str) -> list[str]:
         """Return what adapters are of, by the beginning of their folders' names."""
@@ -129,10 +135,10 @@ def rows_of(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def windows_of(place: Place, domain: str) -> Tensor:
-    """Return the test windows of a domain, (N, 256), each beginning as the tokenizer begins a text."""
+def windows_of(place: Place, domain: str, length: int = WINDOW) -> Tensor:
+    """Return the test windows of a domain, (N, length), each beginning as the tokenizer begins a text."""
     begin, ids = place.tokenizer("")["input_ids"], list[int]()
-    new = WINDOW - len(begin)
+    new = length - len(begin)
     for row in rows_of(place.corpora / domain / "test.jsonl.gz"):
         ids += [*place.tokenizer(row["text"], add_special_tokens=False)["input_ids"], place.tokenizer.eos_token_id]
         if len(ids) >= place.size.windows * new:
