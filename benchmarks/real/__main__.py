@@ -12,7 +12,7 @@ without a chat template learns no skill.
 
 The score of a domain is 100 for its own expert, and 100 exp(loss of that - loss) of a model, on the same windows of 256
 tokens; intervals are 95 %, paired bootstrap over windows. Of a share of right answers the interval is Wilson's. Models
-are loaded in float32.
+are loaded in float32. Python code that models write is run, for MBPP.
 """
 
 import argparse
@@ -46,11 +46,11 @@ def main() -> None:
     parser.add_argument("--skills", type=Path, help="default: generated in --work")
     parser.add_argument(
         "--questions", type=Path, default=ROOT.parent / "shared" / "benchmarks",
-        help="svamp_test.jsonl and ifeval_input_data.jsonl; default: %(default)s",
+        help="svamp_test.jsonl, mbpp.jsonl, ifeval_input_data.jsonl; default: %(default)s",
     )  # fmt: skip
     parser.add_argument("--work", type=Path, help="default: build/real and the base model's name")
     parser.add_argument("--windows", type=int, help="of a domain; default: those of the size")
-    parser.add_argument("--prompts", type=int, help="of a skill; default: those of the size")
+    parser.add_argument("--prompts", type=int, help="of a skill and a benchmark; default: those of the size")
     parser.add_argument("--only", help="rows, with commas between; default: all but those in llama.cpp")
     parser.add_argument("--pace", action="store_true", help="time every row too, on an idle machine")
     parser.add_argument("--page", type=Path, help="default: benchmarks/REAL.md, of another base model REAL-NAME.md")
@@ -61,7 +61,8 @@ def main() -> None:
     work = given.work or Path("build/real") / name
     work.mkdir(parents=True, exist_ok=True)
     size = SIZES[given.size]
-    size = replace(size, windows=given.windows or size.windows, prompts=given.prompts or size.prompts)
+    prompts, questions = (given.prompts or count for count in (size.prompts, size.questions))
+    size = replace(size, windows=given.windows or size.windows, prompts=prompts, questions=questions)
     base = make_base(work / given.base) if given.base in BASES else Path(given.base)
     place = Place(
         base, given.adapters or work / "adapters", given.corpora, given.skills or write_skills(work / "skills"),

@@ -17,6 +17,7 @@ from benchmarks.many_members import losses
 from benchmarks.real.instructions import followed, sampled
 from benchmarks.real.llama import InLlama
 from benchmarks.real.place import Place, conversations, windows_of
+from benchmarks.real.programs import passed, question
 from benchmarks.real.rows import ROWS, one, plain
 from benchmarks.real.skills import FACTS
 
@@ -24,7 +25,7 @@ RESAMPLES = 2000
 ROUNDS = 3  # in which a model and the base model take turns
 GENERAL = "general"
 """A corpus of no expert's, in whose score the base model has 100."""
-LONGEST = {"facts": 24, "SVAMP": 96, "IFEval": 256}
+LONGEST = {"facts": 24, "SVAMP": 96, "MBPP": 192, "IFEval": 256}
 """Most tokens of an answer."""
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
@@ -61,7 +62,8 @@ def exact_match(place: Place, model: Any, tasks: Sequence[str], last: str = "") 
 def abilities(place: Place, model: Any) -> dict[str, list[int]]:
     """Return [right answers, questions] by benchmark of what the base model could do before, of those that are here.
 
-    Facts: the answer has a right word. SVAMP: its last number is the right one. IFEval: it follows all instructions.
+    Facts: the answer has a right word. SVAMP: its last number is the right one. MBPP: its code passes all tests.
+    IFEval: it follows all instructions.
     """
 
     def told(name: str, questions: Sequence[str]) -> list[str]:
@@ -78,6 +80,9 @@ def abilities(place: Place, model: Any) -> dict[str, list[int]]:
         last = ([0.0, *(float(number.replace(",", "")) for number in _NUMBER.findall(text))][-1] for text in texts)
         right = [number == float(row["Answer"]) for number, row in zip(last, rows, strict=True)]
         found["SVAMP"] = [sum(right), len(rows)]
+    if place.size.questions and (path := place.questions / "mbpp.jsonl").exists():
+        rows = sampled(path, place.size.questions)
+        found["MBPP"] = [passed(rows, told("MBPP", [question(row) for row in rows])), len(rows)]
     if place.size.questions and (path := place.questions / "ifeval_input_data.jsonl").exists():
         rows = sampled(path, place.size.questions)
         found["IFEval"] = [followed(place.work, rows, told("IFEval", [row["prompt"] for row in rows])), len(rows)]

@@ -17,7 +17,8 @@ from registry.statistics.collect import EVIDENCE_TOKENS
 REFERENCE = "--to adapters"
 BEFORE = (
     "Then what the base model could do before, in the first row its own: facts, whose answer has a right word; SVAMP,",
-    f"whose last number is right; IFEval, whose instructions are all followed ({LONGEST['IFEval']} tokens at most).",
+    "whose last number is right; MBPP, whose Python code passes all tests; IFEval, whose instructions are all followed",
+    f"({LONGEST['MBPP']} and {LONGEST['IFEval']} tokens at most).",
 )
 
 
