@@ -103,7 +103,8 @@ def _first_of_all(tokenizer: Any) -> int | None:
     """Return the start token if the tokenizer begins every text with it, else None (CheckpointError: it fails)."""
     with _cutting():
         start = tokenizer.bos_token_id
-        return None if start is None or tokenizer("a")["input_ids"][:1] != [start] else int(start)
+        alone: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]  # perhaps unknown, and so the same
+        return None if start is None or tokenizer("a")["input_ids"][: len(alone) + 1] != [start, *alone] else int(start)
 
 
 def encode(document: Document, tokenizer: Any, begin: int = 0, end: int | None = None) -> list[int]:
