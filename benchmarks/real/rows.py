@@ -121,6 +121,12 @@ def dense(trunk: str, **options: Any) -> Load:
     return composed(Recipe(to="dense", trunk=trunk, trunk_options=options))
 
 
+DUME = Recipe(
+    router="ridge", trunk="mean", refine=1, top_k=1, normalize=True, gating="softmax-topk", temperature=1.0,
+    host=REMOTE_CODE,
+)  # fmt: skip
+"""Equation 4 of that paper, in which the one expert's weight is its softmax over all."""
+
 IN_LLAMA = {f"--to moe in llama.cpp {kind}": in_llama(Recipe(), kind) for kind in ("f16", *QUANTISED)}
 """Rows that are measured if they are asked for: llama.cpp is built first."""
 
@@ -140,7 +146,7 @@ ROWS: dict[str, Load] = {
     "--to dense --trunk ties": dense("ties", density=0.8, scale=1.0),
     "--to dense --trunk dare": dense("dare", density=0.8, scale=1.0),
     "--to dense --trunk task-arithmetic": dense("task-arithmetic", scale=0.3),
-    "DUME as published": composed(Recipe(router="ridge", trunk="mean", refine=1, top_k=1, normalize=True)),
+    "DUME as published": composed(DUME),
     "--router ridge": composed(Recipe(router="ridge")),
     "--to ensemble": composed(Recipe(to="ensemble")),
     "--to moe": composed(Recipe()),

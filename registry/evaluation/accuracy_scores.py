@@ -1,4 +1,4 @@
-"""Accuracy form of the normalised score (DUME, Table 3), from result files of lm-evaluation-harness.
+"""Accuracy form of the normalised score (DUME, §3.1), from result files of lm-evaluation-harness.
 
 For a task, p is the accuracy of a model and p̂ that of the domain's own expert; the score is 100 · p / p̂. The files are
 untrusted, and lm-evaluation-harness need not be installed.

@@ -1,8 +1,8 @@
 """Members of different sizes between one embedding and one head: projectors and the router of a sequence.
 
-MergeME (Zhou et al. 2025, §3.2) joins experts of different architectures by linear projectors in front of each body and
-behind it. Theirs are trained; these are least squares, in closed form. With E, H the shared embedding and head, (V, d),
-and E_i, H_i those of member i, (V, d_i):
+MergeME (Zhou et al. 2025, §3.2) joins experts of different architectures by projectors in front of each body and behind
+it. Theirs are MLPs, trained; these are matrices, by least squares, in closed form. With E, H the shared embedding and
+head, (V, d), and E_i, H_i those of member i, (V, d_i):
 
 - Into the member, P (d, d_i): argmin Σ_v c_v ‖E_v P − E_{i,v}‖² + r ‖P‖², so P = (Eᵀ C E + r I)⁻¹ Eᵀ C E_i with
   C = diag(c), c_v how often the member's calibration used token v, and r = λ times the mean of the diagonal of Eᵀ C E.
@@ -12,8 +12,8 @@ and E_i, H_i those of member i, (V, d_i):
   statistics of hidden states are needed. Tokens that the member never used count a little, as its softmax goes over
   them too.
 
-The input of its sequence-level router is the mean m_w of the shared embeddings of the first tokens of a text; here each
-window w of kept calibration tokens is a text. One-hot targets of the window's expert give the closed form of the
+The input of its sequence-level router is the mean m_w of the shared embeddings of a text, here of its first tokens.
+Each window w of kept calibration tokens is a text. One-hot targets of the window's expert give the closed form of the
 routers of a mixture (DUME eq. 6 and 7): with n_i windows of member i,
 
     A_i = 1/n_i Σ_w m_w m_wᵀ        s_i = 1/n_i Σ_w m_w        W = (Σ_i A_i + r I)⁻¹ [s_1 … s_E]        scores = Wᵀ m

@@ -2,11 +2,12 @@
 
 A small MLP φ maps domain weights h to one coefficient an expert, and these give one dense model:
 
-    α = φ(h) = W_2 max(0, W_1 h + b_1) + b_2                                       (eq. 2–3)
-    Θ = S + Σ_j α_j E_j                                                            (eq. 2–3)
+    α = φ(h) = W_2 max(0, W_1 h + b_1) + b_2                                       (§2.3)
+    Θ = S + Σ_j α_j E_j                                                            (eq. 2)
 
-In training, h is random: its support is some domains drawn without replacement, and on these it is uniform on the
-simplex. The windows of a step come from the mixture of the domains with the weights h (algorithm 2).
+In training, h is random (§2.4): its support is some domains drawn without replacement, whose parts are uniform in
+[0, 1] and divided by their sum. The windows of a step come from the mixture of the domains with the weights h
+(algorithm 1).
 
 Shapes: k domains, n experts, F hidden units of φ, T steps, B windows of a step.
 """
@@ -20,9 +21,9 @@ from torch import Tensor
 
 
 def draw_domain_weights(domains: int, support: int, steps: int, draw: torch.Generator) -> Float64[Tensor, "T k"]:
-    """Return random domain weights of each step: `support` domains, uniform, and weights uniform on their simplex."""
+    """Return random domain weights of each step: `support` domains, and h_i = u_i / Σ u, u uniform in [0, 1] (§2.4)."""
     chosen = torch.rand((steps, domains), dtype=torch.float64, generator=draw).argsort(dim=1)[:, :support]
-    parts = torch.empty((steps, support), dtype=torch.float64).exponential_(generator=draw)
+    parts = 1 - torch.rand((steps, support), dtype=torch.float64, generator=draw)  # in (0, 1]: their sum is not 0
     weights = torch.zeros((steps, domains), dtype=torch.float64)
     return weights.scatter_(1, chosen, parts / parts.sum(dim=1, keepdim=True))
 
@@ -35,7 +36,7 @@ def draw_domains(weights: Float64[Tensor, "T k"], windows: int, draw: torch.Gene
 def combined(
     shared: Float[Tensor, "*shape"], experts: Float[Tensor, "n *shape"], alpha: Float[Tensor, "n"]
 ) -> Float[Tensor, "*shape"]:
-    """Return Θ = S + Σ_j α_j E_j of one tensor (eq. 2–3)."""
+    """Return Θ = S + Σ_j α_j E_j of one tensor (eq. 2)."""
     total: Tensor = torch.tensordot(alpha, experts, dims=1) + shared
     return total
 
@@ -43,7 +44,7 @@ def combined(
 def combined_low_rank(
     shared: Float[Tensor, "a b"], left: Float[Tensor, "n a r"], right: Float[Tensor, "n r b"], alpha: Float[Tensor, "n"]
 ) -> Float[Tensor, "a b"]:
-    """Return Θ = S + Σ_j α_j U_j V_j of one matrix: eq. 2–3 with E_j = U_j V_j of rank r."""
+    """Return Θ = S + Σ_j α_j U_j V_j of one matrix: eq. 2 with E_j = U_j V_j of rank r (§2.6)."""
     count, rows, rank = left.shape
     scaled = (alpha[:, None, None] * left).transpose(0, 1).reshape(rows, count * rank)  # (a, n r)
     return shared + scaled @ right.reshape(count * rank, -1)
@@ -54,7 +55,7 @@ def coefficients(
     hidden: tuple[Float[Tensor, "F k"], Float[Tensor, "F"]],
     output: tuple[Float[Tensor, "n F"], Float[Tensor, "n"]],
 ) -> list[float]:
-    """Return α = φ(h) (eq. 2–3), the same bits on every machine: each sum is rounded once.
+    """Return α = φ(h) (§2.3), the same bits on every machine: each sum is rounded once.
 
     h is `weights` divided by their sum; `hidden` is W_1 and b_1, `output` W_2 and b_2.
     """

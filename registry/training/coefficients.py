@@ -1,6 +1,6 @@
 """Fit of the coefficients of task vectors to text, by the gradient of the language-model loss (Soup-of-Experts, §2.7).
 
-    α = argmin L(θ(α)),  θ(α) = θ_0 + Σ_e α_e (θ_e − θ_0)        Soup-of-Experts (Ablin et al. 2025), §2, eq. 2–3
+    α = argmin L(θ(α)),  θ(α) = θ_0 + Σ_e α_e (θ_e − θ_0)        Soup-of-Experts (Ablin et al. 2025), eq. 2; ψ in §2.7
     ∂L/∂α_e = ⟨∂L/∂θ, θ_e − θ_0⟩                                 the chain rule of that sum
 
 Adam changes the E coefficients alone, from 1/E each; no weight is trained. They are float64, and the weights that the

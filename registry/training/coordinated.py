@@ -1,11 +1,12 @@
-"""An expert's MLPs in training beside the frozen public ones, with a router row of their own (FlexOlmo §3.3.1).
+"""An expert's MLPs in training beside the frozen public ones, with a router row of their own (FlexOlmo §3.2, §3.3).
 
 With p = σ(r·x + b), the softmax over the logits (0, r·x + b) of the public expert and of this one, an MLP becomes
 
     y = (1 − p) M_public(x) + p M_expert(x)
 
 for the layer's MLP input x. Public MLPs, attention, norms and embeddings are frozen; M_expert begins as a copy of
-M_public, so that the training begins at the base model, whatever r is. The bias b trains only where it is asked for.
+M_public, so that the training begins at the base model, whatever r is. The bias b trains only where it is asked for;
+FlexOlmo has one below 0 (§3.3.2, D.2), and a public row that is not 0: r here is the difference of the two.
 r begins at 0, or at the difference of the embeddings of the expert's text and of public text.
 
 Shapes: L layers, H hidden size, N windows, B windows of a batch, S tokens of a window.

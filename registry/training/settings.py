@@ -209,8 +209,9 @@ class ExpertTraining(SharedTraining):
         lora: rank of an adapter that changes every linear layer but the head, scaled by 2 (LoRA, Hu et al. 2022,
             eq. 3), and is all that trains; None to train weights.
         coordinate: train the MLPs beside the frozen public ones of the base model, with a router row of their own in
-            every layer (FlexOlmo, Shi et al. 2025, §3.3.1); the trunk is then frozen.
-        router_bias: with `coordinate`, a bias trains beside each row, from 0 on; its logit is r·x + b.
+            every layer (FlexOlmo, Shi et al. 2025, §3.3.1 and 3.3.2); the trunk is then frozen.
+        router_bias: with `coordinate`, a bias trains beside each row, from 0 on; its logit is r·x + b. FlexOlmo
+            sets b below 0 (D.2).
     """
 
     trunk: str = FROZEN
@@ -315,9 +316,10 @@ class MixtureTraining(SharedTraining):
     """Settings of the training of a mixture: those of `SharedTraining`, and
 
     Attributes:
-        train: what trains: `routers`, in whitened coordinates (DUME+); `mlps`: the experts' MLPs and the routers;
-            `all`: every weight (BTX, Sukhbaatar et al. 2024, §3.3); or `projectors`: those of members of several
-            architectures, and their router (MergeME, Zhou et al. 2025, §3.2).
+        train: what trains: `routers`, as in DUME+ (Fanì and Ersoy 2026, §2.3), but in whitened coordinates; `mlps`:
+            the experts' MLPs and the routers; `all`: every weight (BTX, Sukhbaatar et al. 2024, §3.3); or
+            `projectors`: those of members of several architectures, and their router, alone, where MergeME (Zhou et al.
+            2025, §3.2) trains everything.
         lr: the highest learning rate of AdamW; None for 3e-4, and 0.002 for routers alone.
         warmup: steps in which the rate rises; None for a twentieth of them, and a tenth for routers alone.
         weight_decay: of AdamW, on matrices; None for 0.1, and 0 for routers alone.

@@ -130,7 +130,7 @@ def _row(key: str, hidden_size: int) -> Float[Tensor, "H"]:
 
 
 def anchored(rows: Sequence[Float[Tensor, "H"]]) -> Float[Tensor, "E H"]:
-    """Return gate.weight of one layer, float64: the members' rows as they were trained (FlexOlmo, §3.3.1).
+    """Return gate.weight of one layer, float64: the members' rows as they were trained (FlexOlmo, §3.3.2).
 
     Each was trained in a mixture of the public expert and its own alone, whose logits were 0 and r·x; the public logit
     is the anchor that all have in common. The public expert's row is zeros (ValueError: there is no expert).

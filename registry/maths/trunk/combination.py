@@ -118,7 +118,7 @@ def average(rows: RowBlock, weights: Sequence[float]) -> Tensor:
 
 
 def averaged(combination: Combination) -> Iterator[Tensor]:
-    """Yield Σ_e ω_e θ_e / Σ_e ω_e by rows, in float64 (BTX §3.2; DUME §3.1). A single member is returned exactly."""
+    """Yield Σ_e ω_e θ_e / Σ_e ω_e by rows, in float64 (BTX §3.2; DUME §2.2). A single member is returned exactly."""
     for rows in aligned(combination):
         for few in tiles(rows):
             yield average(few, combination.weights)

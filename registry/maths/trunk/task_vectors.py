@@ -1,8 +1,8 @@
 """Trunk methods that add what they make of task vectors θ_e − θ_0 to the base model θ_0.
 
-Sources: task arithmetic, Ilharco et al. 2022, §2, and MergeME, Zhou et al. 2025, §3.1.2; with a coefficient for each
-member Soup-of-Experts, Ablin et al. 2025, §2, eq. 2–3. DARE: entries dropped at random and the rest rescaled, Yu et al.
-2024, §3.2. TIES: trimmed, a sign elected, those that agree averaged (Yadav et al. 2023, §3) or added up (MergeME).
+Sources: task arithmetic, Ilharco et al. 2022, §2; with a coefficient for each member Soup-of-Experts, Ablin et al.
+2025, §2.3, eq. 2. DARE: entries dropped at random and the rest rescaled, Yu et al. 2024, §3.2. TIES: trimmed, a sign
+elected, those that agree averaged (Yadav et al. 2023, §3) or added up (MergeME, Zhou et al. 2025, §3.1.2).
 """
 
 import hashlib

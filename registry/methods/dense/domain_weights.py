@@ -1,8 +1,8 @@
 """Domain weights of a few documents, for a dense model made for them (Soup-of-Experts, algorithm 3).
 
-Each document is embedded and assigned to the nearest centroid; the weights are the histogram of these assignments.
-Embeddings are the mean MLP inputs of all layers in the base model; centroids are the mean MLP inputs in the members'
-statistics, s_e / n_e:
+Each document is embedded and assigned to the nearest centroid; the weights are the histogram of these assignments. They
+weigh the members themselves, and embeddings are the mean MLP inputs of all layers in the base model; centroids are the
+mean MLP inputs in the members' statistics, s_e / n_e:
 
     e(d) = argmin_e Σ_l ‖x̄_l(d) − s_el / n_el‖²            weight of e = share of documents with e(d) = e
 

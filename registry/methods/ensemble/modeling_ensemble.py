@@ -5,9 +5,9 @@ p(x_t | x_<t) = sum_j w_j p_j(x_t | x_<t), and the logits returned are its logar
 weights w come from; those of x_t depend on x_<t alone, whatever is asked for in one call:
 
 - `posterior`: w_j is p(D=j | x_<t), by Bayes' rule from each member's likelihood of x_<t (BTM, Li et al. 2022, §2).
-- `perplexity`: softmax of the negative perplexity of each member on x_<t (MergeME, §3.1.3).
+- `perplexity`: softmax of the negative perplexity of each member on x_<t (after MergeME, §3.1.3: 1 / PPL there).
 - `task-vector`: softmax of the cosine between the base model's negative gradient on the first `routing_tokens` tokens
-  and each member's task vector (MergeME, §3.1.3; how many tokens count, and the uniform mixture before, are ours).
+  and each member's task vector (MergeME, App. C; how many tokens count, and the uniform mixture before, are ours).
 
 Of the weights the `routing_top_k` largest are kept and renormalised; without evidence every member has its prior.
 `posterior` and `perplexity` run all members on every token, `task-vector` only those chosen once it has chosen. Token

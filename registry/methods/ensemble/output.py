@@ -53,7 +53,7 @@ ROUTINGS = {
         (BTM,),
     ),
     PERPLEXITY: Routing(
-        "softmax of the negative perplexity on the text so far (MergeME, section 3.1.3)",
+        "softmax of the negative perplexity on the text so far (after MergeME, section 3.1.3)",
         "weighted by perplexity",
         (MERGEME,),
     ),
@@ -65,7 +65,7 @@ ROUTINGS = {
     ),
     TASK_VECTOR: Routing(
         "softmax of the cosine between the base model's negative gradient on the first tokens and the task vector "
-        "(MergeME, section 3.1.3)",
+        "(MergeME, appendix C)",
         "weighted by task vectors",
         (MERGEME,),
         needs_base=True,
@@ -89,7 +89,9 @@ MIXING = Option(
 
 
 class Ensemble(Output):
-    """All members whole in one folder, their next-token distributions mixed (Li et al. 2022; MergeME, §3.1.3).
+    """All members whole in one folder, their next-token distributions mixed (Li et al. 2022).
+
+    Separate attention: MergeME, §3.1.3.
 
     Attributes of recipes: `top_k` members are kept per token, their weights renormalised. `temperature` divides log
     likelihoods (`posterior`), perplexities, their inverses (`prompt-perplexity`) or cosines before the softmax. With a

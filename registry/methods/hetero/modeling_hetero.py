@@ -1,8 +1,8 @@
 """Bodies of several architectures between one embedding and one head. Written by expert-registry; Apache-2.0.
 
-Members are whole decoders without embedding and head, of any sizes and families that share a tokenizer (MergeME, Zhou
-et al. 2025, §3.2). With E_v the shared embedding of token v and H the shared head, member i reads P_i E_v, h_i is what
-its last norm gives, and the logits are
+Members are whole decoders without embedding and head, of any sizes and families that share a tokenizer (after MergeME,
+Zhou et al. 2025, §3.2, where tokenizers may differ and everything is trained). With E_v the shared embedding of token v
+and H the shared head, member i reads P_i E_v, h_i is what its last norm gives, and the logits are
 
     H Σ_i w_i R_i h_i = Σ_i w_i (H R_i h_i)
 

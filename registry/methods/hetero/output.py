@@ -34,7 +34,7 @@ _PROJECTORS = {(True, True): "in, out", (True, False): "in", (False, True): "out
 
 
 class Hetero(Output):
-    """Whole bodies between one embedding and one head, with a router of sequences (MergeME, §3.2).
+    """Whole bodies between one embedding and one head, with a router of sequences (after MergeME, §3.2).
 
     Options in recipes: `top_k` members are kept for a sequence. `temperature` divides the router's scores, which lie
     about 1 for a text of the member and 0 for others. `routing_tokens` says how many first tokens decide; 0 stands for
@@ -113,7 +113,7 @@ class Hetero(Output):
                 "tokens too: for generation, not for perplexities."
             )
         cost = f"every member runs on the {first}, then those chosen" if tokens else "the members chosen run"
-        routing = f"by the mean of the shared embeddings of the {first} (MergeME, section 3.2), in closed form"
+        routing = f"by the mean of the shared embeddings of the {first} (after MergeME, section 3.2), in closed form"
         return Card(
             tags=["moe", plan.model_type],
             intro=f"{len(plan.members)} whole decoders, each of its own architecture and size, between one embedding "

@@ -38,7 +38,7 @@ SOLVES_AGAIN = "ridge"
 """The router that passes through the composed model solve again."""
 
 PAPER: Settings = {"top_k": 1, "normalize": True}
-"""Routers as in the DUME paper."""
+"""Routers as in the DUME paper, but that the one expert's weight is 1."""
 
 
 def refined(values: Settings) -> str | None:

@@ -113,12 +113,14 @@ class Ridge(Router):
 
 
 class DomainEmbedding(Router):
-    """Mean features of each expert's text in the base model (FlexOlmo, §3.3.2)."""
+    """Mean features of each expert's text in the base model (FlexOlmo, §3.3.2, begins rows so)."""
 
     name = "domain-embedding"
     options = (LAM, NORMALIZE, GATING, BIAS)
     words = "routers from the base model’s embeddings of each domain"
-    sentence = 'The routers are mean features of the experts\' text, as in "FlexOlmo", section 3.3.2.'
+    sentence = (
+        'The routers are mean features of the experts\' text, as in "FlexOlmo", section 3.3.2.'
+    )
     works = (FLEXOLMO,)
     compared = {"domain-embedding": Compared(PAPER)}
     statistics = BASE
@@ -133,7 +135,7 @@ class DomainEmbedding(Router):
 
 
 class Anchored(Router):
-    """Rows that each expert was trained with beside the public expert (FlexOlmo, §3.3.1).
+    """Rows that each expert was trained with beside the public expert (FlexOlmo, §3.3.1 and 3.3.2).
 
     A bias is a tensor of its own, which no gate.weight holds.
     """
@@ -144,7 +146,7 @@ class Anchored(Router):
     words = "routers trained with the experts"
     sentence = (
         "The routers are the rows that each expert was trained with beside the frozen public expert, as in "
-        '"FlexOlmo", section 3.3.1.'
+        '"FlexOlmo", sections 3.3.1 and 3.3.2.'
     )
     works = (FLEXOLMO,)
     compared = {}  # which only experts with rows of their own have

@@ -69,7 +69,7 @@ class RegMean(Trunk):
 
 
 class Mean(Trunk):
-    """The weighted average (BTX, §3.2; DUME, §3.1)."""
+    """The weighted average (BTX, §3.2; DUME, §2.2)."""
 
     name = "mean"
     words = "averaged"
@@ -148,7 +148,7 @@ COEFFICIENTS = Option(
 class TaskArithmetic(Trunk):
     """The scaled sum of task vectors, or their sum by coefficients.
 
-    Sources: Ilharco et al. 2022, §2; MergeME, §3.1.2; with coefficients Soup-of-Experts, Ablin et al. 2025, eq. 2–3.
+    Sources: Ilharco et al. 2022, §2; with coefficients Soup-of-Experts, Ablin et al. 2025, §2.3, eq. 2.
     """
 
     name = "task-arithmetic"

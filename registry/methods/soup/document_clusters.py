@@ -1,9 +1,9 @@
 """Domains of a soup that nobody named: k-means of the documents' embeddings.
 
-A document is embedded by the base model as algorithm 3 embeds it (Ablin et al. 2025): its mean MLP input in the last
-layer. k-means (Lloyd 1982; beginnings by k-means++, Arthur & Vassilvitskii 2007) is fitted to `FITTED` documents at
-most, at equal distances, and every document joins the nearest of the K centres. Clusters are numbered by size, and of
-equal size by their first document.
+A document is embedded by the base model as `--like` embeds it: its mean MLP input in the last layer. (Ablin et al.
+2025, §3, take an encoder, and cluster twice.) k-means (Lloyd 1982; beginnings by k-means++, Arthur & Vassilvitskii
+2007) is fitted to `FITTED` documents at most, at equal distances, and every document joins the nearest of the K
+centres. Clusters are numbered by size, and of equal size by their first document.
 
 Embeddings are in a file, and each cluster's documents are copied to a file of their own, so that memory does not grow
 with the text.

@@ -1,9 +1,9 @@
 """Instantiation of a soup: the dense model of some domain weights, as a composition with coefficients.
 
 Domain weights are given, or are the histogram of documents over the domains (Ablin et al. 2025, algorithm 3): each is
-embedded by the shared weights, as the mean MLP input of the last layer, and counts for the nearest centroid. Then
+embedded, here by the shared weights, as the mean MLP input of the last layer, and counts for the nearest centroid. Then
 
-    h → α = φ(h) → Θ = S + Σ_j α_j E_j                                               (eq. 2–3)
+    h → α = φ(h) → Θ = S + Σ_j α_j E_j                                               (§2.7, eq. 2)
 
 and Θ is task arithmetic on the base model S: E_j is the difference of expert j and S. The coefficients can be fitted to
 text instead, and then no domain weights take part.

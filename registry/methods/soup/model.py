@@ -1,8 +1,9 @@
 """A soup as one module: a dense model that holds the shared weights, the bank of experts, and the router φ.
 
-Every pass makes the weights Θ of its domain weights by eq. 2–3 (`maths.soup_weights`), for the one model in
+Every pass makes the weights Θ of its domain weights by eq. 2 (`maths.soup_weights`), for the one model in
 memory. Experts begin at 0, so that the soup begins at the base model whatever the domain weights are; the first
-gradient of E_j is α_j ∂L/∂Θ, which is not 0 because φ begins at random. Of a low-rank expert only V_j begins at 0.
+gradient of E_j is α_j ∂L/∂Θ (§2.5), which is not 0 because φ begins at random. Of a low-rank expert only V_j begins
+at 0.
 
 Shapes: k domains, n experts, F hidden units, B windows, S tokens.
 """
@@ -78,12 +79,12 @@ class Soup(nn.Module):
         self.output.to(device)
 
     def alpha(self, domain_weights: Float[Tensor, "k"]) -> Float[Tensor, "n"]:
-        """Return φ(h) (eq. 2–3)."""
+        """Return φ(h) (§2.3)."""
         found: Tensor = self.output(torch.relu(self.hidden(domain_weights.to(self.hidden.weight))))
         return found
 
     def combined(self, alpha: Float[Tensor, "n"]) -> dict[str, Tensor]:
-        """Return Θ by name (eq. 2–3)."""
+        """Return Θ by name (eq. 2)."""
         parts = zip(self.names, self.banks, strict=True)
         return {name: bank(self.model.get_parameter(name), alpha) for name, bank in parts}
 

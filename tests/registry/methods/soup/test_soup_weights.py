@@ -58,16 +58,16 @@ def test_low_rank_weights_are_those_of_eq_3() -> None:
     assert torch.allclose(combined_low_rank(shared, left, right, alpha), expected, atol=1e-5)
 
 
-def test_domain_weights_are_uniform_on_the_simplex_of_a_uniform_support() -> None:
+def test_domain_weights_are_uniform_numbers_over_their_sum_on_a_uniform_support() -> None:
     weights = draw_domain_weights(5, 3, 20_000, generator())
     assert torch.allclose(weights.sum(dim=1), torch.ones(20_000, dtype=torch.float64))
     assert torch.equal((weights > 0).sum(dim=1), torch.full((20_000,), 3))
     assert torch.allclose((weights > 0).double().mean(dim=0), torch.full((5,), 0.6, dtype=torch.float64), atol=0.02)
     assert torch.allclose(weights.mean(dim=0), torch.full((5,), 0.2, dtype=torch.float64), atol=0.01)
-    # A weight that is uniform on the simplex of three exceeds x with probability (1 − x)².
-    positive = weights[weights > 0]
-    for x in (0.1, 0.5, 0.9):
-        assert float((positive > x).double().mean()) == pytest.approx((1 - x) ** 2, abs=0.01)
+    pairs = draw_domain_weights(5, 2, 20_000, generator())
+    # u / (u + v) exceeds x ≥ 1/2 with probability (1 − x) / 2x, and so lies below 1 − x; uniform weights have 1 − x.
+    for x in (0.5, 0.8, 0.9):
+        assert float((pairs > x).double().sum(dim=1).mean()) == pytest.approx((1 - x) / x, abs=0.01)
     assert torch.equal(draw_domain_weights(5, 1, 4, generator()).max(dim=1).values, torch.ones(4, dtype=torch.float64))
 
 
