@@ -206,7 +206,7 @@ class ExpertTraining(SharedTraining):
 
     Attributes:
         trunk: `frozen`, so that all experts of one base model share it to the byte; or `free`: everything trains.
-        lora: rank of an adapter that changes every linear layer but the head, scaled by 2 (LoRA, Hu et al. 2022,
+        lora: rank of an adapter that changes every linear layer but the head, scaled by 2 (LoRA, Hu et al. 2021,
             eq. 3), and is all that trains; None to train weights.
         coordinate: train the MLPs beside the frozen public ones of the base model, with a router row of their own in
             every layer (FlexOlmo, Shi et al. 2025, §3.3.1 and 3.3.2); the trunk is then frozen.

@@ -118,9 +118,7 @@ class DomainEmbedding(Router):
     name = "domain-embedding"
     options = (LAM, NORMALIZE, GATING, BIAS)
     words = "routers from the base model’s embeddings of each domain"
-    sentence = (
-        'The routers are mean features of the experts\' text, as in "FlexOlmo", section 3.3.2.'
-    )
+    sentence = 'The routers are mean features of the experts\' text, as in "FlexOlmo", section 3.3.2.'
     works = (FLEXOLMO,)
     compared = {"domain-embedding": Compared(PAPER)}
     statistics = BASE
