@@ -3,9 +3,10 @@
     python -m benchmarks.real.curves --base FOLDER --adapters FOLDER [--corpora ../shared/corpora] [--work FOLDER]
 
 Of the domains that have an adapter, by --to moe and --to adapters: of experts that were registered with 128 to 24,576
-tokens of text, in windows of 256 to 4,096 tokens, and in bfloat16 and, by torchao (`pip install torchao==0.18.0`), in
-8 and 4 bits. A score is 100 for its own expert, in float32 and on the same windows; intervals are 95 %, paired
-bootstrap over windows. Prints a line of JSON a folder, and draws WORK/curves.svg. What is there is not measured again.
+tokens of text, in windows of 256 to 4,096 tokens, and in bfloat16 and, by torchao (`pip install torchao==0.18.0`), in 8
+and 4 bits (of linear layers; experts of --to moe are not among them). A score is 100 for its own expert, in float32 and
+on the same windows; intervals are 95 %, paired bootstrap over windows. Prints a line of JSON a folder, and draws
+WORK/curves.svg. What is there is not measured again.
 """
 
 import argparse
@@ -74,7 +75,8 @@ def in_bits(folder: Path, kind: str) -> Any:
     if kind == "bfloat16":
         return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, trust_remote_code=True)
     ways = import_module("torchao.quantization")  # of no extra
-    how = ways.Int8WeightOnlyConfig() if kind == "int8" else ways.Int4WeightOnlyConfig(group_size=64)
+    groups = ways.granularity.PerGroup(64)
+    how = ways.IntxWeightOnlyConfig(torch.int4, groups) if kind == "int4" else ways.Int8WeightOnlyConfig()
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.bfloat16, quantization_config=TorchAoConfig(how), trust_remote_code=True
     )

@@ -183,14 +183,12 @@ class Turns:
         between: what stands between it and the answer, not empty; its first token ends the message.
         after: what stands between an answer and the next message; empty in a template that takes no second question.
         special: the tokenizer's special tokens, of which texts that people write have none.
-        words: tokens that stand between messages and have letters, such as those of "assistant".
     """
 
     before: tuple[int, ...]
     between: tuple[int, ...]
     after: tuple[int, ...] = ()
     special: frozenset[int] = frozenset()
-    words: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, tokenizer: Any) -> "Turns | None":
@@ -212,8 +210,12 @@ class Turns:
             return None
         after = more[2] if len(more) == 4 else ()
         special = {number for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items() if token.special}
-        words = {token for token in {*parts[1], *after} - special if any(map(str.isalpha, tokenizer.decode([token])))}
-        return cls(parts[0], parts[1], after, frozenset(special), frozenset(words))
+        return cls(parts[0], parts[1], after, frozenset(special))
+
+    @property
+    def tokens(self) -> frozenset[int]:
+        """All that the template puts around messages, but special tokens."""
+        return frozenset({*self.before, *self.between, *self.after} - self.special)
 
 
 _MARK = "expert-registry-user-message"

@@ -45,6 +45,9 @@ SHARE = 0.5
 FLOOR = 0.04
 """γ: the floor of a token's probability, times the size of the vocabulary."""
 
+LEAST = 0.5
+"""The share of a token that an expert's text could not show, as a part of the mean share of the others."""
+
 ALIKE = 0.2
 """ρ: the part of the variance of a token's evidence that all tokens of a text have in common."""
 
@@ -110,9 +113,9 @@ def token_shares(
 ) -> Float[Tensor, "V E"]:
     """Return p, float64: columns sum to 1.
 
-    `counts` are c_e, of which one that is shorter counts 0 for the tokens that it lacks. Of `tokens` the counts of the
-    experts `among` say nothing: unless they counted no others, p of these is the mean of the other experts', and of all
-    if there is no other.
+    `counts` are c_e, of which one that is shorter counts 0 for the tokens that it lacks. Of `tokens` the experts
+    `among` counted too few: before columns are divided by their sums, p of these is at least `LEAST` of the mean of the
+    other experts', and of all if there is no other.
 
     (ValueError: there is no expert, a count is negative, or an expert counted no token.)
     """
@@ -127,12 +130,10 @@ def token_shares(
     rows = sorted(token for token in tokens if 0 <= token < len(shares))
     if among and rows:
         others = [number for number in range(len(counts)) if number not in among] or list(range(len(counts)))
-        filled = shares[rows][:, others].sum(dim=1) / len(others)
+        least = LEAST * shares[rows][:, others].sum(dim=1) / len(others)
         for number in among:
-            rest = 1 - shares[rows, number].sum()
-            if rest > 0:
-                shares[:, number] *= (1 - filled.sum()) / rest
-                shares[rows, number] = filled
+            shares[rows, number] = shares[rows, number].maximum(least)
+            shares[:, number] /= shares[:, number].sum()
     return shares
 
 

@@ -165,9 +165,9 @@ def turns_of(plan: Plan) -> Turns | None:
 def shares_of(plan: Plan, *, in_place: bool = False) -> Float[Tensor, "V E"]:
     """Return the share of each token in the text that members are known by, float64 (errors as `evidence_of`).
 
-    Of members that are known by the contents of messages, the counts say nothing of the words that a chat template puts
-    between these, such as "assistant", which stands in every chat; unless the model tells such words from others by
-    their place (`in_place`).
+    Members that are known by the contents of messages did not count what a chat template puts around these, such as
+    "assistant" and line ends, which every chat has; unless the model tells such tokens from others by their place
+    (`in_place`), they have a share of these.
     """
     counts = [member.evidence_counts for member in plan.members]
     for member, own in zip(plan.members, counts, strict=True):
@@ -179,7 +179,7 @@ def shares_of(plan: Plan, *, in_place: bool = False) -> Float[Tensor, "V E"]:
             )
     chats = [number for number, member in enumerate(plan.members) if member.is_of_contents]
     turns = turns_of(plan) if 0 < len(chats) < len(counts) and not in_place else None
-    return token_shares(counts, chats, turns.words if turns else ())
+    return token_shares(counts, chats, turns.tokens if turns else ())
 
 
 def evidence_of(plan: Plan, *, in_place: bool = False) -> Float[Tensor, "V E"]:

@@ -104,7 +104,7 @@ def test_the_template_is_evidence_of_nobody(registry: Registry, skills: dict[str
 
 
 @pytest.mark.check
-def test_words_of_the_template_tell_chats_and_other_text_not_apart(
+def test_tokens_of_the_template_hardly_tell_chats_and_other_text_apart(
     registry: Registry, skills: dict[str, tuple[Path, Path]], tmp_path: Path
 ) -> None:
     """A chat has "user" before each question, which contents of messages never have, and other text may have."""
@@ -115,13 +115,11 @@ def test_words_of_the_template_tell_chats_and_other_text_not_apart(
     plan = registry.plan(["long", "plain"], Recipe(trunk="mean", router="context"))
     turns = turns_of(plan)
     assert turns is not None
-    assert turns.words
-    words = sorted(turns.words)
-    assert chat_tokenizer().decode(words).isalpha()
+    words = sorted(turns.tokens)
+    assert any(map(str.isalpha, chat_tokenizer().decode(words)))
     assert plan.members[1].evidence_counts[words].sum() > 0
-    assert evidence_of(plan)[words].tolist() == [[0.0, 0.0]] * len(words)
-    told = evidence_of(plan, in_place=True)[words]
-    assert bool((told[:, 0] < 0).any())  # the test can fail
+    found, told = evidence_of(plan)[words], evidence_of(plan, in_place=True)[words]
+    assert float(told[:, 0].min()) < -1 < float(found[:, 0].min()) < 0  # the mean of two members is 0: two nats apart
     both = registry.plan(["long", "short"], Recipe(trunk="mean", router="context"))
     assert torch.equal(evidence_of(both), evidence_of(both, in_place=True))
 

@@ -15,6 +15,7 @@ from registry.maths.context.evidence import (
     FEW,
     FLOOR,
     FOLLOWED,
+    LEAST,
     SHARE,
     SMOOTHING,
     EvidenceMoments,
@@ -127,16 +128,19 @@ def test_a_change_to_one_of_two_doubles_is_noticed_and_the_slow_mean_decides_bet
     assert bool((late[108:116] == 0).all())  # the test can fail: neither of them is ahead of the other
 
 
-def test_counts_that_say_nothing_of_a_token_have_the_mean_share_of_others() -> None:
-    rows = [torch.tensor([8, 0, 0, 0]), torch.tensor([2, 2, 4, 0]), torch.tensor([0, 4, 2, 2])]
+def test_tokens_that_a_text_could_not_show_have_a_part_of_the_mean_share_of_others() -> None:
+    rows = [torch.tensor([7, 1, 0, 0]), torch.tensor([2, 2, 4, 0]), torch.tensor([0, 4, 2, 2])]
     shares = token_shares(rows, [0], {1, 2, 9})
-    assert torch.equal(shares[:, 0], torch.tensor([0.25, 0.375, 0.375, 0.0], dtype=torch.float64))
+    raised = torch.tensor([7 / 8, LEAST * 3 / 8, LEAST * 3 / 8, 0.0], dtype=torch.float64)
+    assert torch.equal(shares[:, 0], raised / raised.sum())
     assert torch.equal(shares[:, 1:], token_shares(rows)[:, 1:])
-    alike = token_shares(rows, [0, 1, 2], {1})
-    assert alike[1].tolist() == [0.25] * 3
-    assert torch.equal(token_evidence(alike)[1], torch.zeros(3, dtype=torch.float64))
-    assert alike.sum(dim=0).tolist() == [1.0] * 3
-    assert torch.equal(token_shares(rows, [0], {0}), token_shares(rows))  # it counted nothing else
+    more = token_shares(rows, [1], {2})  # it has more of these already
+    assert torch.equal(more, token_shares(rows))
+    alike = token_shares(rows, [0, 1, 2], {3})
+    assert bool((alike[3] > 0).all())
+    assert torch.allclose(alike.sum(dim=0), torch.ones(3, dtype=torch.float64))
+    alone = token_shares([torch.tensor([4, 0]), torch.tensor([1, 3])], [0], {0, 1})  # it counted nothing else
+    assert bool((alone > 0).all())
 
 
 def test_pairs_add_what_their_share_adds_to_that_of_the_second_token() -> None:
