@@ -3,6 +3,7 @@ from .plan import added_parameters as added_parameters
 from .plan import base_of as base_of
 from .plan import config as config
 from .plan import everyone as everyone
+from .plan import few_tokens_note as few_tokens_note
 from .plan import make_adapters as make_adapters
 from .plan import pairs_note as pairs_note
 from .plan import ranks_note as ranks_note

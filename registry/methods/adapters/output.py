@@ -138,6 +138,7 @@ class Adapters(Output):
     def notes(self, plan: Plan) -> Iterable[str]:
         yield from super().notes(plan)
         yield from adapters.ranks_note(plan)
+        yield from adapters.few_tokens_note(plan)
         if plan.parts.pairs is None:
             yield adapters.pairs_note(plan)
         if not plan.recipe.no_base_member and len(adapters.everyone(plan)) == len(plan.members):

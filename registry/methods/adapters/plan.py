@@ -187,6 +187,21 @@ def pairs_note(plan: Plan) -> str:
     return f"all are told apart by single tokens, as {few(lacking)} counted no pairs of them: {again}"
 
 
+FEW_TOKENS = 4096
+"""Of a member whose text has fewer, much text goes to the base model: with 2,048 a score of 91, with 512 of 77."""
+
+
+def few_tokens_note(plan: Plan) -> Iterator[str]:
+    """Yield a note on members that counted little text beside a base model that takes what they do not know."""
+    counted = {member.version.ref: int(member.evidence_counts.sum()) for member in plan.members}
+    small = [f"{ref} ({count:,})" for ref, count in counted.items() if count < FEW_TOKENS]
+    if small and len(everyone(plan)) > len(plan.members):
+        yield (
+            f"few tokens were counted of {few(small)}: much of such text goes to the base model; register with more "
+            "text, or leave it out: --no-base-member"
+        )
+
+
 def _layer(base: Member, target: str) -> str:
     """Return the module whose weight a tensor is, as transformers names it."""
     return _named(base, target).removesuffix(".weight")

@@ -13,6 +13,7 @@ from registry.calibration.calibration import Turns, sample_conversations
 from registry.composition.route import route
 from registry.errors import CalibrationError
 from registry.methods import adapters
+from registry.methods.adapters.plan import FEW_TOKENS
 from registry.progress import silent
 from registry.runtime.gates import force_expert, record_routing
 from registry.runtime.loading import load_model, load_tokenizer
@@ -84,12 +85,17 @@ def test_base_model_takes_what_no_expert_knows(chat_base: Path, zoo: Zoo, tmp_pa
             registry.add_expert(name, adapter, base="base", data=[zoo.train[name]], settings=COUNTS)
         without = registry.compose(names, tmp_path / "without", TO)
         assert any("--own-text" in note for note in without.notes)
+        assert not any("few tokens" in note for note in without.notes)
         registered = registry.add_base("base", chat_base, own_text=600)  # later, and the adapters are of it too
         assert registered.added
         assert registered.version.number == 2
         assert [one.site for one in registered.version.statistics] == ["token_counts"]
         plan = registry.compose(names, tmp_path / "with", TO)
         assert not any("--own-text" in note for note in plan.notes)
+        few = [note for note in plan.notes if note.startswith("few tokens were counted of ")]
+        sizes = {member.version.ref: int(member.evidence_counts.sum()) for member in plan.members}
+        assert min(sizes.values()) < FEW_TOKENS <= max(sizes.values())
+        assert [f"{ref} (" in few[0] for ref in sizes] == [size < FEW_TOKENS for size in sizes.values()]
         assert plan.document["base"]["digest"] == registered.version.digest
         assert [member["name"] for member in plan.document["members"]] == names
         assert registry.reproduce(tmp_path / "with").is_same
