@@ -14,6 +14,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def in_bits(folder: Path, kind: str) -> Any:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, trust_remote_code=True)
     ways = import_module("torchao.quantization")  # of no extra
     groups = ways.granularity.PerGroup(64)
-    how = ways.IntxWeightOnlyConfig(torch.int4, groups) if kind == "int4" else ways.Int8WeightOnlyConfig()
+    how = ways.IntxWeightOnlyConfig(vars(torch)["int4"], groups) if kind == "int4" else ways.Int8WeightOnlyConfig()
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.bfloat16, quantization_config=TorchAoConfig(how), trust_remote_code=True
     )
@@ -96,11 +97,14 @@ def loaded(folder: Path) -> Any:
 
 def lines(place: Place, done: set[tuple[str, str, str]]) -> Iterator[Line]:
     """Yield what was measured, but lines that are done."""
-    own = {length: lost(place, length, lambda name: one(place, name).eval()) for length in LENGTHS}
+
+    @cache
+    def own(length: int) -> Found:
+        return lost(place, length, lambda name: one(place, name).eval())
 
     def line(panel: str, at: object, row: str, found: Found, length: int = WINDOW) -> Line:
-        low, high = interval(own[length], found)
-        score = scores(own[length], found)
+        low, high = interval(own(length), found)
+        score = scores(own(length), found)
         mean = sum(score.values()) / len(score)
         numbers = {name: round(value, 2) for name, value in {"score": mean, "low": low, "high": high, **score}.items()}
         return {"panel": panel, "at": str(at), "row": row, **numbers}
@@ -162,7 +166,7 @@ def figure(told: list[Line]) -> str:
             {
                 "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
                 "data": {"values": told},
-                "hconcat": [panel(name, *rest) for name, rest in titles.items()],
+                "hconcat": [panel(name, *titles[name]) for name in dict.fromkeys(row["panel"] for row in told)],
                 "config": {"view": {"stroke": None}, "font": "sans-serif"},
             }
         )
