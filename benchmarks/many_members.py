@@ -97,10 +97,25 @@ def scored(own: dict[str, Tensor], found: dict[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def figure(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return an SVG of what was printed: scores by members, of all four domains, with intervals, and of code."""
+def drawn(rows: Sequence[Mapping[str, Any]], panels: Sequence[Mapping[str, Any]]) -> str:
+    """Return an SVG of panels beside one another, of Vega-Lite, which draw these rows."""
     import vl_convert
 
+    text: str = vl_convert.vegalite_to_svg(
+        json.dumps(
+            {
+                "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
+                "data": {"values": rows},
+                "hconcat": panels,
+                "config": {"view": {"stroke": None}, "font": "sans-serif"},
+            }
+        )
+    )
+    return text
+
+
+def figure(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return an SVG of what was printed: scores by members, of all four domains, with intervals, and of code."""
     told = [{**row, "low": row["interval"][0], "high": row["interval"][1]} for row in rows]
     at = {"field": "members", "type": "quantitative", "scale": {"type": "log", "base": 2}}
     at["axis"] = {"values": sorted({row["members"] for row in rows}), "title": "members", "grid": False}
@@ -117,18 +132,7 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> str:
         return {"title": title, "width": 260, "height": 180, "encoding": {"x": at, "color": colour}, "layer": layers}
 
     four = "mean of the first four, 95 % intervals"
-    panels = [panel(four, "average", banded=True), panel("of it code", "code", banded=False)]
-    text: str = vl_convert.vegalite_to_svg(
-        json.dumps(
-            {
-                "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
-                "data": {"values": told},
-                "hconcat": panels,
-                "config": {"view": {"stroke": None}, "font": "sans-serif"},
-            }
-        )
-    )
-    return text
+    return drawn(told, [panel(four, "average", banded=True), panel("of it code", "code", banded=False)])
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TorchAoConfig
 
-from benchmarks.many_members import losses
+from benchmarks.many_members import drawn, losses
 from benchmarks.real.measure import interval, scores, scratch_of
 from benchmarks.real.place import SIZES, WINDOW, Place, register, rows_of, windows_of
 from benchmarks.real.rows import one
@@ -140,8 +140,6 @@ def lines(place: Place, done: set[tuple[str, str, str]]) -> Iterator[Line]:
 
 def figure(told: list[Line]) -> str:
     """Return an SVG of what was printed."""
-    import vl_convert
-
     titles = {
         "text": ("tokens of an expert's text", [str(tokens) for tokens in TEXT]),
         "length": ("tokens of a window", [str(length) for length in LENGTHS]),
@@ -161,17 +159,7 @@ def figure(told: list[Line]) -> str:
             "width": 200, "height": 180, "transform": chosen, "encoding": {"x": x, "color": colour}, "layer": layers,
         }  # fmt: skip
 
-    text: str = vl_convert.vegalite_to_svg(
-        json.dumps(
-            {
-                "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
-                "data": {"values": told},
-                "hconcat": [panel(name, *titles[name]) for name in dict.fromkeys(row["panel"] for row in told)],
-                "config": {"view": {"stroke": None}, "font": "sans-serif"},
-            }
-        )
-    )
-    return text
+    return drawn(told, [panel(name, *titles[name]) for name in dict.fromkeys(row["panel"] for row in told)])
 
 
 def main() -> None:
