@@ -97,6 +97,7 @@ def make_adapters(members: Sequence[Member], base: Member | None, recipe: Recipe
     assert subset.base is not None
     members, base = subset.members, subset.base
     for member in members:
+        member.require_statistics([TOKEN_COUNTS], "--to adapters", "needs")
         if member.is_adapter and (of := base_of_adapter(member.version)) != base.content["weights"]:
             raise IncompatibleError(
                 f"{member.version.ref} is an adapter of a base model of weights {str(of)[:12]}, and {base.version.ref} "
