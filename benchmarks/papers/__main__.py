@@ -33,9 +33,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="default: %(default)s")
     parser.add_argument("--far", type=Path, help="`corpora` of far experts; without, their rows are left out")
-    parser.add_argument("--tokens", type=int, default=40_960, help="of each expert; default: %(default)s")
-    parser.add_argument("--batch", type=int, default=2, help="windows of a training step; default: %(default)s")
-    parser.add_argument("--lr", type=float, default=2e-4, help="the highest learning rate; default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=819_200, help="of each expert; default: %(default)s")
+    parser.add_argument("--batch", type=int, default=8, help="windows of a training step; default: %(default)s")
+    parser.add_argument("--lr", type=float, default=3e-4, help="the highest learning rate; default: %(default)s")
     parser.add_argument(
         "--mixed-batch", type=int, default=8, help="--batch where text is of several domains; default: %(default)s"
     )
@@ -46,17 +46,18 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, nargs=2, default=[10, 40], help="of a short and a long training of routers"
     )
+    parser.add_argument("--seeds", type=int, default=1, help="in DUME's Table 2; default: %(default)s")
     parser.add_argument("--work", type=Path, default=Path("build/papers"), help="default: %(default)s")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, help="parts at a time, a thread each; default: %(default)s"
     )
-    parser.add_argument("--only", help=f"parts: {','.join(PARTS)}")
+    parser.add_argument("--only", help=f"parts, or '' to write the page alone: {','.join(PARTS)}")
     parser.add_argument("--out", type=Path, default=PAGE, help="default: %(default)s")
     given = parser.parse_args()
     roots = given.shared.absolute(), given.far, given.work.absolute()
     rates = given.batch, given.lr, given.mixed_batch, given.mixed_lr
-    bench = Bench(*roots, given.tokens, *rates, given.windows, given.steps)
-    wanted = list(PARTS) if given.only is None else given.only.split(",")
+    bench = Bench(*roots, given.tokens, *rates, given.windows, given.steps, given.seeds)
+    wanted = list(PARTS) if given.only is None else given.only.split(",") if given.only else []
     if strangers := set(wanted) - set(PARTS):
         parser.error(f"{', '.join(sorted(strangers))} is no part: {', '.join(PARTS)}")
     results = bench.work / "results"
@@ -88,8 +89,12 @@ def _recorded(file: Path) -> dict[str, Any]:
     if not file.exists():
         return {}
     recorded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    parts = {name: figures for name, figures in recorded["parts"].items() if name in PARTS}
-    return recorded | {"parts": parts}
+    return recorded | {"parts": current(recorded["parts"])}
+
+
+def current(parts: dict[str, Any]) -> dict[str, Any]:
+    """Return the parts that this version measured: earlier ones have no `seeds`, and mean other things."""
+    return {name: figures for name, figures in parts.items() if name in PARTS and "seeds" in figures["size"]}
 
 
 if __name__ == "__main__":

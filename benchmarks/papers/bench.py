@@ -5,20 +5,27 @@ Rows are perplexities: name → test domain → perplexity.
 
 import gzip
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from registry import Registry, TestSettings
+from registry import Recipe, Registry, TestSettings
+from registry.evaluation import METHODS
+from registry.evaluation.results import DomainLoss, Row, over_seeds
 
 Figures = dict[str, Any]
-Rows = dict[str, dict[str, float]]
 
 NEAR = ("biomed", "code", "german", "literature", "math")
 FAR = ("c_headers", "chinese")
 BASE, PUBLIC, GENERAL = "base", "public", "general"
+
+DUME = Recipe(**METHODS["dume-eq-4"].settings)
+"""DUME as published: gates of equations 4 and 7, the closed form solved again on tokens forced through each expert."""
+WEIGHT_ONE = Recipe(**METHODS["dume"].settings, temperature=1.0)
+"""The same with weights that add up to 1, which is ours: of the softmax over all the one expert may keep little."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,7 @@ class Bench:
         mixed_lr: its highest learning rate.
         windows: test windows of each domain.
         steps: of a short and of a long training of routers.
+        seeds: of random routers and of trainings of routers, in DUME's Table 2.
     """
 
     shared: Path
@@ -48,6 +56,7 @@ class Bench:
     mixed_lr: float
     windows: int
     steps: Sequence[int]
+    seeds: int = 1
 
     def text(self, domain: str, part: str) -> Path:
         """Return the file of a domain's `train` or `test` text."""
@@ -63,9 +72,9 @@ class Bench:
         """Return the registry of a kind of experts."""
         return self.work / f"{kind}-{self.tokens}"
 
-    def training(self, times: int = 1) -> dict[str, Any]:
-        """Return the settings of a training on one domain's text, of so many times the tokens of an expert."""
-        return {"tokens": times * self.tokens, "batch_size": self.batch, "lr": self.lr}
+    def training(self, times: float = 1) -> dict[str, Any]:
+        """Return the settings of a training of so many times the tokens of an expert, at an expert's rate."""
+        return {"tokens": int(times * self.tokens), "batch_size": self.batch, "lr": self.lr}
 
     def mixed_training(self, times: int = 1) -> dict[str, Any]:
         """Return the settings of a training on text of several domains, of so many times the tokens of an expert.
@@ -85,6 +94,33 @@ class Bench:
         return {domain: [self.text(domain, "test")] for domain in names}
 
 
+def kept(rows: Mapping[str, Row]) -> Figures:
+    """Return the figures of rows that were scored on the same text: perplexities, and of each window nats a token.
+
+    Those of all windows of a domain are one text, so that files stay short; `predicted` are the windows' tokens.
+    """
+    blocks = {name: {domain: loss.blocks() for domain, loss in row.losses.items()} for name, row in rows.items()}
+    predicted = {domain: loss.tokens for row in blocks.values() for domain, loss in row.items()}
+    return {
+        "rows": {name: row.perplexity for name, row in rows.items()},
+        "nats": {name: {domain: _means(loss) for domain, loss in row.items()} for name, row in blocks.items()},
+        "predicted": {domain: " ".join(map(str, tokens)) for domain, tokens in predicted.items()},
+    }
+
+
+def _means(loss: DomainLoss) -> str:
+    return " ".join(f"{nats / max(1, tokens):.4f}" for nats, tokens in zip(loss.nats, loss.tokens, strict=True))
+
+
+def averaged(rows: Sequence[Row]) -> Row:
+    """Return the mean of a row over seeds or draws, window by window too."""
+    losses = {
+        domain: replace(loss, nats=tuple(map(fmean, zip(*(row.losses[domain].nats for row in rows), strict=True))))
+        for domain, loss in rows[0].losses.items()
+    }
+    return replace(over_seeds(rows), losses=losses)
+
+
 def fresh(bench: Bench, name: str) -> Path:
     """Return an absent folder of that name for a composition."""
     folder = bench.work / "folders" / name
@@ -92,12 +128,18 @@ def fresh(bench: Bench, name: str) -> Path:
     return folder
 
 
-def register_shared(registry: Registry, bench: Bench) -> None:
-    """Register the base model and the experts of SHARED that are not there."""
+def register_base(registry: Registry, bench: Bench) -> set[str]:
+    """Register the base model of SHARED if it is not there, and return all names that are."""
     names = {version.name for version in registry.versions()}
     if BASE not in names:
         registry.add_base(BASE, bench.shared / "experts" / BASE)
-    for domain in NEAR:
-        if domain not in names:
+    return names
+
+
+def register_shared(registry: Registry, bench: Bench) -> None:
+    """Register the experts of SHARED that are not there, the base model among them as `public`."""
+    names = register_base(registry, bench)
+    for expert, folder, domain in (*((name, name, name) for name in NEAR), (PUBLIC, BASE, GENERAL)):
+        if expert not in names:
             text = [bench.text(domain, "train")]
-            registry.add_expert(domain, bench.shared / "experts" / domain, data=text, keep_calibration=True)
+            registry.add_expert(expert, bench.shared / "experts" / folder, data=text, keep_calibration=True)

@@ -4,22 +4,27 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.papers.bench import NEAR, Bench, Figures, register_shared
-from benchmarks.papers.statistics_curves import DUME, TEXT
+from benchmarks.papers.bench import DUME, NEAR, WEIGHT_ONE, Bench, Figures, register_shared
+from benchmarks.papers.statistics_curves import TEXT
+from benchmarks.papers.tables import mean
 from registry import Registry
 
 SWEEPS: dict[str, list[Any]] = {"top_k": [1, 2, 3, 4, 5], "lam": [1e-4, 1e-3, 1e-2, 1e-1, 1.0]}
+ADDED_UP = ", weights add up to 1"
 TITLES = {"top_k": "DUME: experts per token, k", "lam": "DUME: ridge strength λ"}
+TITLES |= {f"{name}{ADDED_UP}": f"{title}; Σ = 1" for name, title in TITLES.items()}
 
 
 def sweeps(bench: Bench) -> Figures:
-    """Score DUME's recipe at several k and λ."""
+    """Score DUME, and DUME with weights that add up to 1, at several k and λ."""
     tests, curves = bench.tests(NEAR, general=False), {}
     with Registry(bench.work / "shared-experts") as registry:
         register_shared(registry, bench)
-        for name, values in SWEEPS.items():
-            rows = registry.evaluate([], tests, bench.settings, experts=list(NEAR), recipe=DUME, sweep={name: values})
-            curves[name] = {str(value): row.average for value, row in zip(values, rows, strict=True)}
+        for label, recipe in (("", DUME), (ADDED_UP, WEIGHT_ONE)):
+            for name, values in SWEEPS.items():
+                sweep = {name: values}
+                rows = registry.evaluate([], tests, bench.settings, experts=list(NEAR), recipe=recipe, sweep=sweep)
+                curves[name + label] = {str(value): row.average for value, row in zip(values, rows, strict=True)}
     return {"curves": curves}
 
 
@@ -48,12 +53,14 @@ def _panels(found: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         yield _panel(TITLES[name], "score", curve)
     for name, curve in found.get("statistics-curves", {}).get("curves", {}).items():
         yield _panel(f"DUME: {name}", "score", curve, "point" if name == TEXT else "line")
-    if "soups" in found:
-        rows = {name: row for name, row in found["soups"]["rows"].items() if name.startswith("soup")}
-        means = {name.split()[-1]: sum(row.values()) / len(row) for name, row in rows.items()}
-        yield _panel("Soup: domains of a step, support", "perplexity", means)
-    if "soup-samples" in found:
-        yield _panel("Soup: documents counted", "perplexity", found["soup-samples"]["perplexity"])
+    for part, begins, title in (
+        ("soups", "soup", "Soup: domains of a step, support"),
+        ("soup-samples", "documents", "Soup: documents counted"),
+        ("opt-out", "active", "FlexOlmo: active experts"),
+    ):
+        rows = {name: row for name, row in found.get(part, {}).get("rows", {}).items() if name.startswith(begins)}
+        if rows:
+            yield _panel(title, "perplexity", {name.split()[-1]: mean(row) for name, row in rows.items()})
 
 
 def _panel(title: str, label: str, curve: Mapping[str, float], mark: str = "line") -> dict[str, Any]:

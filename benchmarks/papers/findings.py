@@ -2,12 +2,26 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from benchmarks.papers import mergeme
-from benchmarks.papers.tables import Found, mean
+from benchmarks.papers import simoe
+from benchmarks.papers.bench import NEAR
+from benchmarks.papers.flexolmo import WHOLE, active, without
+from benchmarks.papers.hetero import MIXED, NARROW, WIDE
+from benchmarks.papers.mergeme import MERGING
+from benchmarks.papers.soups import GENERIC, SUPPORTS, documents, support
+from benchmarks.papers.tables import Found, Side, alike, difference, mean, verdict
 
 Compared = tuple[str, bool]
-"""Our figures in words, and whether their order is the paper's."""
+"""Figures of masks in words, and whether their order is the paper's."""
+
+
+class Pair(NamedTuple):
+    """Two rows, the first of which has the lower perplexity if the paper is right, on domains or all that both have."""
+
+    first: Side
+    second: Side
+    domains: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -17,118 +31,62 @@ class Finding:
     Attributes:
         source: paper and place.
         states: what it finds.
-        compare: returns our figures in words and whether they agree; KeyError where a part is not measured.
+        compared: pairs of rows; or what returns figures of masks, which no text moves (KeyError: they are not there).
         reason: why ours differ, where they do, in words or from the figures.
+        is_tested: False if the paper has it of other conditions, so that there is no verdict on it here.
     """
 
     source: str
     states: str
-    compare: Callable[[Found], Compared]
+    compared: tuple[Pair, ...] | Callable[[Found], Compared]
     reason: str | Callable[[Found], str] = ""
+    is_tested: bool = True
+
+    def row(self, found: Found) -> str:
+        """Return its row of the table (KeyError: a part is not measured, or those that it compares differ in size)."""
+        if isinstance(self.compared, tuple):
+            words = "; ".join(_words(found, pair) for pair in self.compared)
+            judged = verdict([difference(found, *pair) for pair in self.compared]) if self.is_tested else "–"
+        else:
+            words, agrees = self.compared(found)
+            judged = "yes" if agrees else "no"
+        if judged == "no" and self.reason:
+            judged += f": {self.reason if isinstance(self.reason, str) else self.reason(found)}"
+        return f"| {self.source} | {self.states} | {words} | {judged} |"
 
 
-def _perplexity(found: Found, part: str, row: str) -> float:
-    return mean(found[part]["rows"][row])
+def _words(found: Found, pair: Pair) -> str:
+    sides = pair.first, pair.second
+    if not alike(*(found[side.part]["size"] for side in sides)):
+        raise KeyError(pair.second.part)
+    rows = [found[side.part]["rows"][side.row] for side in sides]
+    domains = pair.domains or [domain for domain in rows[0] if domain in rows[1]]
+    means = (mean({domain: row[domain] for domain in domains}) for row in rows)
+    words = ", ".join(f"{side.label} {value:.2f}" for side, value in zip(sides, means, strict=True))
+    known = difference(found, *pair)
+    return f"{words}: {known}" if known else words
 
 
-def _score(found: Found, part: str, row: str) -> float:
-    return float(found[part]["scores"][row]["average"])
+def _against(first: Side, *others: Side) -> tuple[Pair, ...]:
+    return tuple(Pair(first, other) for other in others)
 
 
-def _merging(found: Found) -> Compared:
-    flex = _perplexity(found, "tuned", "rows with a bias, tuned on proxy text")
-    others = {
-        "soup": _perplexity(found, "near-free", "soup: average of all weights"),
-        "BTM": _perplexity(found, "near-free", "BTM: all whole models"),
-        "BTX": _perplexity(found, "mixtures", "BTX, trained on public text"),
-    }
-    words = ", ".join(f"{name} {value:.2f}" for name, value in others.items())
-    return f"FlexOlmo {flex:.2f}; {words}", flex < min(others.values())
+def _in_order(*sides: Side) -> tuple[Pair, ...]:
+    return tuple(map(Pair, sides, sides[1:]))
 
 
-def _unrestricted(found: Found) -> Compared:
-    flex = _perplexity(found, "tuned", "rows with a bias, tuned on proxy text")
-    joint = _perplexity(found, "unrestricted-1", "unrestricted mixture, 1×")
-    return f"FlexOlmo {flex:.2f}; unrestricted {joint:.2f}", flex < joint
-
-
-def _ablations(found: Found) -> Compared:
-    steps = {
-        "all": _perplexity(found, "tuned", "rows with a bias, tuned on proxy text"),
-        "no tuning": _perplexity(found, "near-coordinated", "rows as trained, bias -0.5"),
-        "no bias": _perplexity(found, "near-coordinated", "rows as trained, with the public expert"),
-        "random rows": _perplexity(found, "near-coordinated", "random rows, with the public expert"),
-    }
-    values = list(steps.values())
-    words = ", ".join(f"{name} {value:.2f}" for name, value in steps.items())
-    return words, values == sorted(values)
-
-
-def _coordination(found: Found) -> Compared:
-    without = _perplexity(found, "near-frozen", "domain embeddings, with the public expert")
-    trained = _perplexity(found, "near-coordinated", "rows as trained, with the public expert")
-    return f"coordinated {trained:.2f}; not {without:.2f}", trained < without
-
-
-def _dume_plus(found: Found) -> Compared:
-    steps = max(int(name.split(", ")[2].split()[0]) for name in found["dume"]["scores"] if name.startswith("DUME+"))
-    before = [_score(found, "dume", f"DUME, top {top}") for top in (1, 2)]
-    after = [_score(found, "dume", f"DUME+, top {top}, {steps} steps") for top in (1, 2)]
-    words = ", ".join(f"top {top}: {a:.2f} → {b:.2f}" for top, a, b in zip((1, 2), before, after, strict=True))
-    return words, all(b > a for a, b in zip(before, after, strict=True))
-
-
-def _dume_btx(found: Found) -> Compared:
-    closed = _score(found, "dume", "DUME, top 2")
-    trained = max(
-        value["average"]
-        for name, value in found["dume"]["scores"].items()
-        if name.startswith("BTX") and "top 2" in name
-    )
-    return f"DUME {closed:.2f}; BTX, routers trained {trained:.2f}", closed > trained
-
-
-def _separate(found: Found) -> Compared:
-    rows = found["mergeme"]["scores"]
-    own = {name: rows[name]["average"] for name in rows if "perplexity" in name or "task-vector" in name}
-    best = max(own, key=lambda name: own[name])
-    merged = max((name for name in own if "separate" not in name), key=lambda name: own[name])
-    words = f"separate: perplexity {own['separate, prompt-perplexity']:.2f}, task vectors "
-    words += f"{own['separate, task-vector']:.2f}; best merged ({merged}) {own[merged]:.2f}"
-    return words, best == "separate, prompt-perplexity"
-
-
-def _interference(found: Found) -> Compared:
-    of = {name: _score(found, "mergeme", f"{name}, prompt-perplexity") for name in mergeme.MERGING}
-    words = ", ".join(f"{name} {value:.2f}" for name, value in of.items())
-    for name in mergeme.SHARED_OUT:
-        words += f", {name} {_score(found, 'mergeme', f'{name}, prompt-perplexity'):.2f}"
-    return words, of["mean (BTX)"] < max(of["TIES"], of["DARE"])
-
-
-def _hetero(found: Found) -> Compared:
-    of = {name: mean(row) for name, row in found["far-hetero"]["rows"].items()}
-    words = ", ".join(f"{name} {value:.2f}" for name, value in of.items())
-    return words, min(of, key=lambda name: of[name]) == "heterogeneous mixture"
-
-
-def _specialists(found: Found) -> Compared:
-    rows = found["soups"]["rows"]
-    soup = min(mean(rows[name]) for name in rows if name.startswith("soup"))
-    return f"specialists {soup:.2f}; generic {mean(rows['generic model']):.2f}", soup < mean(rows["generic model"])
-
-
-def _support(found: Found) -> Compared:
-    of = {name.split()[-1]: mean(row) for name, row in found["soups"]["rows"].items() if name.startswith("soup")}
-    words = ", ".join(f"support {name}: {value:.2f}" for name, value in of.items())
-    return words, of[max(of, key=int)] > min(of.values())
-
-
-def _samples(found: Found) -> Compared:
-    of = found["soup-samples"]["perplexity"]
-    words = ", ".join(f"{number}: {value:.2f}" for number, value in of.items())
-    values = list(of.values())
-    return words, values[1] <= 1.01 * values[-1]
+TUNED = Side("FlexOlmo", "tuned", "rows with a bias, tuned on proxy text")
+TRAINED_ROWS = Side("no bias", "near-coordinated", "rows as trained, with the public expert")
+DUME, DUME_PLUS = Side("DUME", "dume", "DUME"), Side("DUME+", "dume", "DUME+, long training")
+BELOW_DUME = (
+    Side("average", "dume", "average"),
+    Side("random", "dume", "random routing"),
+    Side("BTX", "dume", "BTX, routers alone, top 2, long training"),
+)
+SEPARATE = Side("separate, perplexity", "mergeme", "separate, prompt-perplexity")
+SOUP = Side("soup", "soups", support(SUPPORTS[1]))
+SHARED_OUT = [Side(f"{name}, then trained", "mixtures", f"{name}, trained on all text") for name in MERGING]
+UNTRAINED = [Side(f"{name}, perplexity", "mergeme", f"{name}, prompt-perplexity") for name in MERGING]
 
 
 def _overlap(found: Found) -> Compared:
@@ -164,69 +122,143 @@ def _by_sparsity(found: Found) -> str:
     return f"the more of the weights is masked, the further it is from the dense model: by final sparsity, {ends}"
 
 
-def _upcycled(found: Found) -> Compared:
-    rows = found["simoe"]["rows"]
-    best = min((name for name in rows if name != "dense model"), key=lambda name: mean(rows[name]))
-    words = f"{best}: {mean(rows[best]):.2f}; dense {mean(rows['dense model']):.2f}"
-    return words, mean(rows[best]) < mean(rows["dense model"])
-
-
 FINDINGS = (
     Finding(
         "FlexOlmo, Table 1",
-        "FlexOlmo above model soup, BTM and BTX",
-        _merging,
-        "a frozen trunk learns less from as many tokens than free experts do (own perplexities below), and BTM runs "
-        "whole free experts",
+        "FlexOlmo above model soup, BTM and BTX, which trains on public text",
+        _against(
+            TUNED,
+            Side("soup", "near-free", "soup: average of all weights"),
+            Side("BTM", "near-free", "BTM: all whole models"),
+            Side("BTX", "mixtures", "BTX, trained on public text"),
+        ),
+        "a frozen trunk learns less from as many tokens than free experts do (see above), and BTM runs whole free "
+        "experts",
     ),
     Finding(
         "FlexOlmo, Table 1",
-        "FlexOlmo above the unrestricted mixture trained with the same compute",
-        _unrestricted,
-        "the unrestricted mixture trains on the text of all domains at once; its row with a frozen trunk, where there "
-        "is one, tells what the trunk adds",
+        "FlexOlmo above the unrestricted mixture of the same compute, which is half its data",
+        _against(TUNED, Side("unrestricted", "unrestricted-half", "unrestricted mixture, 0.5× data")),
+        "the unrestricted mixture trains on the text of all domains at once, and its trunk too",
+    ),
+    Finding(
+        "FlexOlmo, Table 1",
+        "the unrestricted mixture of the same data, twice the compute, above FlexOlmo",
+        (Pair(Side("unrestricted", "unrestricted-1", "unrestricted mixture, 1× data"), TUNED),),
     ),
     Finding(
         "FlexOlmo, Table 1, ablations",
-        "proxy tuning, bias and domain embeddings each help",
-        _ablations,
+        "router training, bias and domain embeddings each help; random rows are trained there, and not here",
+        _in_order(
+            TUNED,
+            Side("no tuning", "near-coordinated", "rows as trained, bias -0.5"),
+            TRAINED_ROWS,
+            Side("random rows", "near-coordinated", "random rows, with the public expert"),
+        ),
     ),
-    Finding("FlexOlmo, Table 1, ablations", "training to coordinate helps", _coordination),
-    Finding("DUME, Table 2", "training the closed form's routers (DUME+) gains a little", _dume_plus),
-    Finding("DUME, Table 2", "closed-form routers above routers trained from random ones", _dume_btx),
+    Finding(
+        "FlexOlmo, Table 1, ablations",
+        "training to coordinate helps",
+        _against(TRAINED_ROWS, Side("not coordinated", "near-frozen", "domain embeddings, with the public expert")),
+    ),
+    Finding(
+        "FlexOlmo, Fig. 3",
+        "the more active experts, the better, up to four",
+        _in_order(*(Side(f"{count} active", "opt-out", active(count)) for count in (4, 3, 2, 1))),
+    ),
+    Finding(
+        "FlexOlmo, Fig. 4",
+        "without a domain's member its domain falls; what others do, the table of Fig. 4 has",
+        tuple(
+            Pair(Side(f"{one}: all", "opt-out", WHOLE), Side("without it", "opt-out", without(one)), (one,))
+            for one in NEAR
+        ),
+    ),
+    Finding(
+        "ours",
+        "over coordinated experts, routers solved again in closed form above the rows that they were trained with",
+        _against(
+            Side("solved", "near-coordinated", "ridge, with the public expert"), TRAINED_ROWS._replace(label="trained")
+        ),
+    ),
+    Finding(
+        "DUME, Table 2",
+        "DUME above averaged weights, random routing and BTX",
+        _against(DUME, *BELOW_DUME),
+        "by eq. 4 its one expert keeps only its share of the softmax over all; with weight 1, see the next row",
+    ),
+    Finding(
+        "DUME, Table 2, but with weight 1",
+        "the same",
+        _against(Side("DUME, weight 1", "dume", "DUME, weight 1"), *BELOW_DUME),
+    ),
+    Finding("DUME, Table 2", "router training (DUME+) gains a little", _against(DUME_PLUS, DUME)),
+    Finding("DUME, Table 2", "the oracle above DUME", _against(Side("oracle", "dume", "oracle"), DUME)),
+    Finding(
+        "MergeME, Table 1",
+        "TIES and DARE merge attention better than averages do, once all parameters are fine-tuned",
+        tuple(Pair(other, SHARED_OUT[0]) for other in SHARED_OUT[1:]),
+    ),
+    Finding(
+        "MergeME, Table 1, but without training",
+        "the same; the paper's claim is of fine-tuned mixtures, so this is no verdict on it",
+        tuple(Pair(other, UNTRAINED[0]) for other in UNTRAINED[1:]),
+        is_tested=False,
+    ),
     Finding(
         "MergeME, Table 3",
-        "separate attention with perplexity routing is best without training",
-        _separate,
-    ),
-    Finding(
-        "MergeME, §3.1.2",
-        "TIES and DARE merge attention better than averages do",
-        _interference,
-        "λ = 1/3 makes the sum of five task vectors longer than their mean; with λ = 1/5 most of the difference goes",
+        "without training, separate attention with perplexity routing is best",
+        _against(
+            SEPARATE,
+            Side("separate, task vectors", "mergeme", "separate, task-vector"),
+            *(
+                Side(f"merged, {how}", "mergeme", f"mean (BTX), {row}")
+                for how, row in (
+                    ("perplexity", "prompt-perplexity"),
+                    ("task vectors", "task-vector"),
+                    ("random", "random token router"),
+                )
+            ),
+            *(Side(f"dense {name}", "mergeme", f"{name}, one dense model") for name in ("TIES", "DARE")),
+        ),
     ),
     Finding(
         "MergeME, Table 4",
-        "a mixture of experts of different architectures above each of them",
-        _hetero,
+        "a mixture of experts of different architectures equal to each or above, in that expert's domain",
+        tuple(
+            Pair(
+                Side("mixture", "far-hetero", MIXED), Side(f"{kind} expert", "far-hetero", f"{kind} expert"), (domain,)
+            )
+            for kind, domain in (("wide", WIDE), ("narrow", NARROW))
+        ),
     ),
     Finding(
         "Soup-of-Experts, Fig. 4",
         "specialists of a soup above one generic model",
-        _specialists,
+        _against(SOUP, Side("generic", "soups", GENERIC)),
     ),
     Finding(
         "Soup-of-Experts, Fig. 8",
-        "mixtures of few domains train better specialists than mixtures of all",
-        _support,
+        "a support of 1 is bad, and 2 specialises best",
+        _against(
+            SOUP._replace(label="support 2"),
+            *(Side(f"support {number}", "soups", support(number)) for number in SUPPORTS if number != 2),
+        ),
     ),
-    Finding("Soup-of-Experts, Fig. 7", "few documents suffice for the domain weights", _samples),
+    Finding(
+        "Soup-of-Experts, Fig. 7",
+        "on text of no training domain, 3 documents already give the generic model's loss or less, and 100 less still",
+        _in_order(
+            *(Side(f"{number} documents", "soup-samples", documents(number)) for number in (100, 3)),
+            Side("generic", "soup-samples", GENERIC),
+        ),
+    ),
     Finding("SIMoE, orthogonality", "masks overlap less with a larger weight β of the overlap", _overlap, _by_chance),
     Finding("SIMoE, sparsity", "the final sparsity is what was asked for, or more", _sparsity),
     Finding(
         "SIMoE, main tables",
         "above full fine-tuning of the same dense model",
-        _upcycled,
+        _against(Side("SIMoE", "simoe", simoe.WHOLE), Side("dense", "simoe", "dense model")),
         _by_sparsity,
     ),
 )
@@ -241,29 +273,24 @@ NOT_RUN: tuple[tuple[str, str], ...] = (
 """Table or figure → why it is not run at this scale."""
 
 
-READ = ("| FlexOlmo", "| DUME")
-"""Beginnings of the rows whose statements are those of a paper's table."""
-
-
 def lines(found: Found) -> Iterator[str]:
     """Yield the section's lines; findings whose parts are not measured are left out."""
     rows = []
     for finding in FINDINGS:
         try:
-            words, agrees = finding.compare(found)
+            rows.append(finding.row(found))
         except KeyError:
             continue
-        reason = finding.reason if isinstance(finding.reason, str) else finding.reason(found)
-        verdict = "yes" if agrees else f"no: {reason}" if reason else "no"
-        rows.append(f"| {finding.source} | {finding.states} | {words} | {verdict} |")
     if not rows:
         return
-    yield "What a paper states is an order of methods, not its figures: models, text and tasks differ from ours. Ours"
-    yield "are mean perplexities (lower is better) or, of DUME and MergeME, mean scores (higher is better)."
-    if any(not row.startswith(READ) for row in rows):
-        yield "What MergeME, Soup-of-Experts and SIMoE state is put in words from their abstracts, not read off tables."
+    yield "What a paper states is an order of methods, not its figures: models, text and tasks differ from ours. Of two"
+    yield "rows, *here* has mean perplexities on the same text, and by how many percent the first one's is above the"
+    yield "second's, with a 95 % interval: windows are drawn again in each domain, the same for both (paired"
+    yield "bootstrap). The first one is to be lower. *Yes*: each interval is below 0; *no*: one is above; else *within"
+    yield "noise*, which is what equal models give. Where losses of windows were not kept there is no verdict (–). An"
+    yield "interval tells of other text of the same domains, not of other trainings."
     yield ""
-    yield "| source | states | here | same order |"
+    yield "| source | states | here | verdict |"
     yield "| --- | --- | --- | --- |"
     yield from rows
     yield ""

@@ -1,14 +1,28 @@
-"""FlexOlmo's Table 1: free, frozen and coordinated experts, and mixtures of all weights."""
+"""FlexOlmo's Table 1: free, frozen and coordinated experts, and mixtures of all weights; and its Figures 3 and 4."""
 
-import gzip
-import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.bench import BASE, FAR, GENERAL, NEAR, PUBLIC, Bench, Figures, Rows
+from benchmarks.papers.bench import (
+    BASE,
+    DUME,
+    FAR,
+    GENERAL,
+    NEAR,
+    PUBLIC,
+    WEIGHT_ONE,
+    Bench,
+    Figures,
+    fresh,
+    kept,
+    register_base,
+)
+from benchmarks.papers.mergeme import MERGING
+from benchmarks.papers.tables import Found, Side, difference, table
 from registry import ExpertTraining, MixtureTraining, Recipe, Registry, TrainSettings
+from registry.hosts.remote_code import REMOTE_CODE
 
 KINDS: dict[str, dict[str, Any]] = {
     "free": {"trunk": "free"},
@@ -17,11 +31,13 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 """Kind of expert → how it is trained."""
 
-ANCHORED: dict[str, Any] = {"trunk": "base", "router": "anchored"}
-EMBEDDED: dict[str, Any] = {"trunk": "base", "router": "domain-embedding", "temperature": 1.0, "top_k": 2}
-RANDOM: dict[str, Any] = {"trunk": "base", "router": "random", "temperature": 1.0, "top_k": 2}
+GATED: dict[str, Any] = {"trunk": "base", "top_k": 4, "gating": "softmax-topk", "temperature": 1.0, "host": REMOTE_CODE}
+"""FlexOlmo's mixture (§3.2, §4.4): four experts a token, weighed by the softmax over all."""
+ANCHORED: dict[str, Any] = {"router": "anchored", **GATED}
+EMBEDDED: dict[str, Any] = {"router": "domain-embedding", **GATED}
+RANDOM: dict[str, Any] = {"router": "random", **GATED}
 
-CLOSED: dict[str, tuple[str | None, Recipe | Recipe]] = {
+CLOSED: dict[str, tuple[str | None, Recipe]] = {
     "ridge": (None, Recipe(trunk="base", router="ridge")),
     "ridge, with the public expert": (PUBLIC, Recipe(trunk="base", router="ridge")),
     "context": (None, Recipe(trunk="base")),
@@ -35,13 +51,15 @@ CLOSED: dict[str, tuple[str | None, Recipe | Recipe]] = {
 
 BIASES = (-0.25, -0.5, -1.0, -2.0)
 """Logits by which every expert stands back from the public one."""
+BIAS = BIASES[1]
 
-COMPOSITIONS: dict[str, dict[str, tuple[str | None, Recipe | Recipe]]] = {
+COMPOSITIONS: dict[str, dict[str, tuple[str | None, Recipe]]] = {
     "free": {
         "soup: average of all weights": (None, Recipe(to="dense", trunk="mean")),
         "BTM: all whole models": (None, Recipe(to="ensemble")),
         "BTM: the best 2 whole models": (None, Recipe(to="ensemble", top_k=2)),
-        "DUME: trunk mean, ridge": (None, Recipe(trunk="mean", router="ridge", top_k=1, normalize=True)),
+        "DUME": (None, DUME),
+        "DUME, weight 1": (None, WEIGHT_ONE),
         "regmean, ridge": (None, Recipe(router="ridge")),
         "regmean, context (the default)": (None, Recipe()),
         "regmean, context, with the public expert": (PUBLIC, Recipe()),
@@ -50,7 +68,6 @@ COMPOSITIONS: dict[str, dict[str, tuple[str | None, Recipe | Recipe]]] = {
     "coordinated": CLOSED
     | {
         "rows as trained, with the public expert": (BASE, Recipe(**ANCHORED)),
-        "rows as trained, top 4": (BASE, Recipe(**ANCHORED, top_k=4)),
         "rows as trained, without it": (None, Recipe(**ANCHORED)),
         **{
             f"rows as trained, bias {bias:g}": (BASE, Recipe(**ANCHORED, bias=dict.fromkeys(NEAR, bias)))
@@ -65,9 +82,7 @@ def train(bench: Bench, kind: str, domains: Sequence[str]) -> Figures:
     """Train and register the experts of a kind that are not there."""
     losses = {}
     with Registry(bench.home(kind)) as registry:
-        names = {version.name for version in registry.versions()}
-        if BASE not in names:
-            registry.add_base(BASE, bench.shared / "experts" / BASE)
+        names = register_base(registry, bench)
         if PUBLIC not in names:
             text = [bench.text(GENERAL, "train")]
             registry.add_expert(PUBLIC, bench.shared / "experts" / BASE, data=text, keep_calibration=True)
@@ -87,9 +102,9 @@ def scored(
     bench: Bench,
     kind: str,
     domains: Sequence[str],
-    compositions: Mapping[str, tuple[str | None, Recipe | Recipe]],
-) -> Rows:
-    """Return the rows of the experts of a kind, and of their compositions."""
+    compositions: Mapping[str, tuple[str | None, Recipe]],
+) -> Figures:
+    """Return the figures of the experts of a kind, and of their compositions."""
     folders = []
     with Registry(bench.home(kind)) as registry:
         for number, (other, recipe) in enumerate(compositions.values()):
@@ -97,13 +112,12 @@ def scored(
             shutil.rmtree(folders[-1], ignore_errors=True)
             registry.compose([*domains, other] if other else list(domains), folders[-1], recipe)
         found = registry.evaluate(folders, bench.tests(domains), bench.settings, baselines=True)
-    of = {row.name: row.perplexity for row in found}
+    of = {row.name: row for row in found}
     rows = {name: of[folder.name] for name, folder in zip(compositions, folders, strict=True)}
     for folder in folders:
         shutil.rmtree(folder)
     rows |= {f"expert {domain}": of[f"expert {domain}"] for domain in domains}
-    rows["base model"] = of[f"base {BASE}@1"]
-    return rows
+    return kept(rows | {"base model": of[f"base {BASE}@1"]})
 
 
 def _trained(kind: str) -> Callable[[Bench], Figures]:
@@ -111,23 +125,24 @@ def _trained(kind: str) -> Callable[[Bench], Figures]:
 
 
 def _near(kind: str) -> Callable[[Bench], Figures]:
-    return lambda bench: {"rows": scored(bench, kind, NEAR, COMPOSITIONS[kind])}
+    return lambda bench: scored(bench, kind, NEAR, COMPOSITIONS[kind])
 
 
 def _far(kind: str) -> Callable[[Bench], Figures]:
     def run(bench: Bench) -> Figures:
         losses = train(bench, kind, (*NEAR, *FAR))
-        return {**losses, "rows": scored(bench, kind, (*NEAR, *FAR), COMPOSITIONS[kind])}
+        return {**losses, **scored(bench, kind, (*NEAR, *FAR), COMPOSITIONS[kind])}
 
     return run
 
 
+UPCYCLED = Recipe(trunk="mean", router="random", top_k=2, temperature=1.0)
+"""Recipe of mixtures whose weights all train, of free experts or of copies of the base model."""
 MIXTURES: dict[str, tuple[Recipe, tuple[str, ...]]] = {
-    "BTX, trained on public text": (Recipe(trunk="mean", router="random", top_k=2, temperature=1.0), (GENERAL,)),
-    "BTX, trained on all text": (Recipe(trunk="mean", router="random", top_k=2, temperature=1.0), (*NEAR, GENERAL)),
-    "DUME+, all weights, trained on all text": (Recipe(trunk="mean", router="ridge", top_k=2), (*NEAR, GENERAL)),
+    "BTX, trained on public text": (UPCYCLED, (GENERAL,)),
+    **{f"{name}, trained on all text": (UPCYCLED.replace(**of), (*NEAR, GENERAL)) for name, of in MERGING.items()},
 }
-"""Mixture of free experts whose weights all train → its recipe, and the domains of the text."""
+"""Mixture of free experts → its recipe, and the domains of the text: FlexOlmo's BTX, and MergeME's Table 1."""
 
 
 def mixtures(bench: Bench) -> Figures:
@@ -144,16 +159,14 @@ def mixtures(bench: Bench) -> Figures:
             done = registry.train(start, folders[name], data, settings)
             print(f"{name}: {done.before:.4f}, {done.after:.4f}", flush=True)
         found = registry.evaluate(list(folders.values()), bench.tests(NEAR), bench.settings)
-    of = {row.name: row.perplexity for row in found}
-    return {"rows": {name: of[folder.name] for name, folder in folders.items()}}
+    of = {row.name: row for row in found}
+    return kept({name: of[folder.name] for name, folder in folders.items()})
 
 
-UPCYCLED = Recipe(trunk="mean", router="random", top_k=2, temperature=1.0)
-"""Recipe of a mixture of copies of the base model, each registered with the text of a domain."""
-
-
-def _unrestricted(times: int, what: str = "all") -> Callable[[Bench], Figures]:
+def _unrestricted(times: float, what: str = "all") -> Callable[[Bench], Figures]:
     """Return what trains the unrestricted mixture on `times` as many tokens as all experts of the domains together.
+
+    On as many tokens such a training costs about twice as much (FlexOlmo §4.3). It has the experts' rate and batch.
 
     Args:
         times: see above.
@@ -163,29 +176,27 @@ def _unrestricted(times: int, what: str = "all") -> Callable[[Bench], Figures]:
     def run(bench: Bench) -> Figures:
         start, trained = (bench.work / "folders" / f"{which}-{what}-{times}" for which in ("upcycled", "unrestricted"))
         with Registry(bench.work / "upcycled") as registry:
-            names = {version.name for version in registry.versions()}
-            if BASE not in names:
-                registry.add_base(BASE, bench.shared / "experts" / BASE)
+            names = register_base(registry, bench)
             for domain in NEAR:
                 if (copy := f"up-{domain}") not in names:
                     registry.add_expert(copy, bench.shared / "experts" / BASE, data=[bench.text(domain, "train")])
             for folder in (start, trained):
                 shutil.rmtree(folder, ignore_errors=True)
             registry.compose([f"up-{domain}" for domain in NEAR], start, UPCYCLED)
-            settings = MixtureTraining(what, **bench.mixed_training(times * len(NEAR)))
+            settings = MixtureTraining(what, **bench.training(times * len(NEAR)))
             data = [str(bench.text(domain, "train")) for domain in (*NEAR, GENERAL)]
             done = registry.train(start, trained, data, settings)
             print(f"unrestricted, {what}, {times}: {done.before:.4f}, {done.after:.4f}", flush=True)
             (row,) = registry.evaluate([trained], bench.tests(NEAR), bench.settings)
-        name = f"unrestricted mixture, {times}×" + ("" if what == "all" else ", its trunk frozen")
-        return {"rows": {name: row.perplexity}}
+        name = f"unrestricted mixture, {times:g}× data" + ("" if what == "all" else ", its trunk frozen")
+        return kept({name: row})
 
     return run
 
 
 TUNED = {
     "rows, tuned on proxy text": (BASE, Recipe(**ANCHORED)),
-    "rows with a bias, tuned on proxy text": (BASE, Recipe(**ANCHORED, bias=dict.fromkeys(NEAR, -0.5))),
+    "rows with a bias, tuned on proxy text": (BASE, Recipe(**ANCHORED, bias=dict.fromkeys(NEAR, BIAS))),
     "ridge, tuned on proxy text": (PUBLIC, Recipe(trunk="base", router="ridge")),
 }
 """Row → the public expert and the recipe of the coordinated composition whose routers are tuned."""
@@ -212,51 +223,83 @@ def rates(bench: Bench) -> Figures:
     return {"domain": domain, "losses": losses}
 
 
-POOL, PROXIES = 300, 200
-"""Documents of each domain in the text that proxies are chosen from, and documents chosen for each expert."""
+PROXIES = 200
+"""Documents of public text that are chosen for each expert."""
 
 
 def tuned(bench: Bench) -> Figures:
     """Tune the routers of coordinated compositions on public text near each expert's (FlexOlmo §3.3.3), and score them.
 
-    The pool of public text is the general text and some documents of every domain, without labels.
+    Documents are chosen by statistics (`reg proxy`), where the paper trains a classifier.
     """
-    domain_of, proxies = write_pool(bench), bench.work / "proxies"
+    public, proxies = bench.text(GENERAL, "train"), bench.work / "proxies"
     shutil.rmtree(proxies, ignore_errors=True)
     folders: dict[str, Path] = {}
     with Registry(bench.home("coordinated")) as registry:
-        own = {}
-        for chosen in registry.proxy(list(NEAR), [bench.work / "pool.jsonl"], proxies, documents=PROXIES):
-            texts = [json.loads(line)["text"] for line in chosen.path.read_text().splitlines()]
-            own[chosen.name] = sum(domain_of[text] == chosen.name for text in texts) / len(texts)
-        data = [*(str(proxies / f"{domain}.jsonl") for domain in NEAR), str(bench.text(GENERAL, "train"))]
-        for number, (name, (public, recipe)) in enumerate(TUNED.items()):
+        chosen = registry.proxy(list(NEAR), [public], proxies, documents=PROXIES)
+        data = [*(str(one.path) for one in chosen), str(public)]
+        for number, (name, (anchor, recipe)) in enumerate(TUNED.items()):
             start, folders[name] = (bench.work / "folders" / f"{which}-{number}" for which in ("rows", "tuned"))
             for folder in (start, folders[name]):
                 shutil.rmtree(folder, ignore_errors=True)
-            registry.compose([*NEAR, public], start, recipe)
+            registry.compose([*NEAR, anchor], start, recipe)
             done = registry.train_router(start, folders[name], data, TrainSettings(steps=max(bench.steps)))
             print(f"{name}: {done.before:.4f}, {done.after:.4f}", flush=True)
         found = registry.evaluate(list(folders.values()), bench.tests(NEAR), bench.settings)
-    of = {row.name: row.perplexity for row in found}
-    return {"rows": {name: of[folder.name] for name, folder in folders.items()}, "own": own}
+    of = {row.name: row for row in found}
+    return kept({name: of[folder.name] for name, folder in folders.items()})
 
 
-def write_pool(bench: Bench) -> dict[str, str]:
-    """Write the pool of public text, and return document → the domain that it comes from."""
-    domain_of: dict[str, str] = {}
-    for domain in (*NEAR, GENERAL):
-        with gzip.open(bench.text(domain, "train"), "rt", encoding="utf-8") as rows:
-            texts = [json.loads(row)["text"] for row in rows]
-        domain_of |= dict.fromkeys(texts if domain == GENERAL else texts[-POOL:], domain)
-    pool = "".join(json.dumps({"text": text}) + "\n" for text in domain_of)
-    (bench.work / "pool.jsonl").write_text(pool, encoding="utf-8")
-    return domain_of
+WHOLE = "all members"
+
+
+def without(domain: str) -> str:
+    """Return the name of the row without the member of a domain."""
+    return f"without {domain}"
+
+
+def active(count: int) -> str:
+    """Return the name of the row in which so many experts a token are active."""
+    return f"active: {count}"
+
+
+def opt_out(bench: Bench) -> Figures:
+    """Leave the member of each domain out in turn (FlexOlmo, Fig. 4), and let 1 to all be active (Fig. 3), untuned."""
+    folders = {WHOLE: fresh(bench, "whole")} | {without(one): fresh(bench, f"without-{one}") for one in NEAR}
+    tests = bench.tests(NEAR)
+    with Registry(bench.home("coordinated")) as registry:
+        for left_out, folder in zip(("", *NEAR), folders.values(), strict=True):
+            members = [domain for domain in NEAR if domain != left_out]
+            registry.compose([*members, BASE], folder, Recipe(**ANCHORED, bias=dict.fromkeys(members, BIAS)))
+        first, *curve = registry.evaluate([folders[WHOLE]], tests, bench.settings, active_experts="all")
+        others = registry.evaluate(list(folders.values())[1:], tests, bench.settings)
+    numbered = {active(count): row for count, row in enumerate(curve, 1)}
+    return kept(dict(zip(folders, (first, *others), strict=True)) | numbered)
+
+
+def section(found: Found) -> Iterator[str]:
+    """Yield the lines of Figures 3 and 4."""
+    if "opt-out" not in found:
+        return
+    yield "FlexOlmo without tuning, rows and a bias. By how many percent the perplexity of a domain, and the mean of"
+    yield "the other domains and public text, rises if the domain's member is left out (Fig. 4), with 95 % intervals:"
+    yield ""
+    yield "| left out | its own domain | all others |"
+    yield "| --- | ---: | ---: |"
+    for domain in NEAR:
+        sides = Side("", "opt-out", without(domain)), Side("", "opt-out", WHOLE)
+        others = [other for other in (*NEAR, GENERAL) if other != domain]
+        yield f"| {domain} | {difference(found, *sides, [domain])} | {difference(found, *sides, others)} |"
+    yield ""
+    yield "Perplexities by the number of active experts, of the five and the public one (Fig. 3):"
+    yield ""
+    yield from table({name: row for name, row in found["opt-out"]["rows"].items() if name.startswith("active")})
 
 
 PARTS: dict[str, Callable[[Bench], Figures]] = {
     **{f"train-{kind}": _trained(kind) for kind in KINDS},
     **{f"near-{kind}": _near(kind) for kind in KINDS},
+    "opt-out": opt_out,
     **{f"far-{kind}": _far(kind) for kind in KINDS},
     "rates": rates,
     "tuned": tuned,
@@ -265,8 +308,8 @@ PARTS: dict[str, Callable[[Bench], Figures]] = {
 """Name of a part → what runs it, in order."""
 
 UNRESTRICTED: dict[str, Callable[[Bench], Figures]] = {
+    "unrestricted-half": _unrestricted(0.5),
     "unrestricted-1": _unrestricted(1),
-    "unrestricted-2": _unrestricted(2),
     "unrestricted-mlps": _unrestricted(1, "mlps"),
 }
 """Parts with a registry of their own."""

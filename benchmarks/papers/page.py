@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.papers import dume, findings, hetero, mergeme, simoe, soups, statistics_curves
-from benchmarks.papers.tables import Found, mean, table
+from benchmarks.papers import dume, findings, flexolmo, hetero, mergeme, simoe, soups, statistics_curves
+from benchmarks.papers.bench import NEAR
+from benchmarks.papers.tables import Found, alike, mean, table
 
 _INTRODUCTION = """# Tables in the shape of the papers'
 
@@ -26,7 +27,7 @@ models: what counts is how the rows compare.
 """
 KINDS = ("free", "frozen", "coordinated")
 COMPOSED = {
-    "free": ("DUME: trunk mean, ridge", "regmean, ridge", "regmean, context (the default)"),
+    "free": ("DUME", "DUME, weight 1", "regmean, ridge", "regmean, context (the default)"),
     "frozen": ("ridge", "context"),
     "coordinated": ("rows as trained, with the public expert", "ridge", "context"),
 }
@@ -49,8 +50,10 @@ def page(record: Mapping[str, Any]) -> str:
     found: Found = record["parts"]
     text = [_INTRODUCTION.format_map(record)]
     for title, first, part in (
+        ("What the experts learned", "near-free", _gains(found)),
         ("What the papers find", None, findings.lines(found)),
         ("FlexOlmo's Table 1", "near-free", _flexolmo(found)),
+        ("FlexOlmo's Figures 3 and 4", "opt-out", flexolmo.section(found)),
         ("What each kind of expert loses", "near-free", _losses(found)),
         ("Experts of five domains", "near-free", _perplexities(found, "near")),
         ("With two domains far from the base model", "far-free", _perplexities(found, "far")),
@@ -75,9 +78,7 @@ def _size(figures: Mapping[str, Any]) -> str:
     experts = ""
     if "scores" not in figures:  # these are of SHARED's experts
         steps = f", {size['batch']} windows a step, learning rate {size['lr']:g}" if "batch" in size else ""
-        experts = f"Experts of {size['tokens']:,} tokens each{steps}. "
-    if "rows" in figures:
-        experts += _mixed(size)
+        experts = f"Experts of {size['tokens']:,} tokens each{steps}. {_mixed(size) if 'rows' in figures else ''}"
     return f"{experts}{size['windows']} test windows of each domain.\n\n"
 
 
@@ -86,11 +87,6 @@ def _mixed(size: Mapping[str, Any]) -> str:
     if "mixed_lr" not in size:
         return ""
     return f"On text of several domains: {size['mixed_batch']} windows a step, learning rate {size['mixed_lr']:g}. "
-
-
-def _alike(size: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Tell whether the experts of two parts, and their test text, have one size."""
-    return all(size[key] == other[key] for key in ("tokens", "windows", "batch", "lr") if key in {*size, *other})
 
 
 def _curves(found: Found) -> Iterator[str]:
@@ -127,11 +123,14 @@ FLEXOLMO: tuple[tuple[str, str, str], ...] = (
     ("BTM, all whole models", "near-free", "BTM: all whole models"),
     ("BTM, the best 2", "near-free", "BTM: the best 2 whole models"),
     ("BTX, then trained on public text", "mixtures", "BTX, trained on public text"),
-    ("BTX, then trained on all text", "mixtures", "BTX, trained on all text"),
-    ("unrestricted mixture, 1×", "unrestricted-1", "unrestricted mixture, 1×"),
-    ("unrestricted mixture, 2×", "unrestricted-2", "unrestricted mixture, 2×"),
-    ("unrestricted mixture, 1×, its trunk frozen", "unrestricted-mlps", "unrestricted mixture, 1×, its trunk frozen"),
-    ("DUME", "near-free", "DUME: trunk mean, ridge"),
+    ("BTX, then trained on all text", "mixtures", "mean (BTX), trained on all text"),
+    ("the same, attention merged by TIES", "mixtures", "TIES, trained on all text"),
+    ("the same, attention merged by DARE", "mixtures", "DARE, trained on all text"),
+    ("unrestricted mixture, 0.5× data", "unrestricted-half", "unrestricted mixture, 0.5× data"),
+    ("unrestricted mixture, 1× data", "unrestricted-1", "unrestricted mixture, 1× data"),
+    ("… its trunk frozen", "unrestricted-mlps", "unrestricted mixture, 1× data, its trunk frozen"),
+    ("DUME", "near-free", "DUME"),
+    ("DUME, its one expert at weight 1", "near-free", "DUME, weight 1"),
     ("default recipe on free experts", "near-free", "regmean, context (the default)"),
     ("default recipe on free experts, with the public one", "near-free", "regmean, context, with the public expert"),
     ("FlexOlmo: rows, bias, tuned on proxy text", "tuned", "rows with a bias, tuned on proxy text"),
@@ -153,35 +152,61 @@ def _flexolmo(found: Found) -> Iterator[str]:
     rows = {
         label: found[part]["rows"][name]
         for label, part, name in FLEXOLMO
-        if part in found and name in found[part]["rows"] and _alike(found[part]["size"], found["near-free"]["size"])
+        if part in found and name in found[part]["rows"] and alike(found[part]["size"], found["near-free"]["size"])
     }
     yield "BTX mixtures, trained in full, read as many tokens as one expert did. The unrestricted mixture begins as"
-    yield "five copies of the public model, and all its weights train on all text (sparse upcycling): on as many tokens"
-    yield "as the five experts together (1×), or twice as many. *Proxy text* is what `reg proxy` chose for each expert"
-    yield "out of public text, in which documents of every domain stand without"
-    yield f"labels{_own(found)}. The bias is the best on this test text of the four in the table of five domains."
+    yield "five copies of the public model, and all its weights train on all text (sparse upcycling), at the experts'"
+    yield "rate: on as many tokens as the five experts together (1× data, about twice the compute), or half as many."
+    yield "*Proxy text* is what `reg proxy` chose for each expert out of public text. In FlexOlmo's rows four experts"
+    yield f"are active, weighed by the softmax over all. A bias of {flexolmo.BIAS:g} is added after training; the"
+    yield "paper's is below 0 in training already (D.2)."
     if mixed := _mixed(found.get("mixtures", {}).get("size", {})):
         yield mixed.rstrip()
     yield ""
     yield from table(rows)
 
 
-def _own(found: Found) -> str:
-    """Return how many of the chosen documents come from the expert's own domain."""
-    if "tuned" not in found:
-        return ""
-    shares = ", ".join(f"{name} {share:.0%}" for name, share in found["tuned"]["own"].items())
-    return f" (of its own domain are: {shares})"
+GAIN = 20
+"""Percent by which an expert's perplexity is to be below the base model's, or methods are compared on nothing."""
+
+
+def _gains(found: Found) -> Iterator[str]:
+    """Yield the table of each expert's perplexity on its own domain beside the base model's."""
+    lines, domains = [], list[str]()
+    for kind, part, base in (
+        *((kind, f"near-{kind}", "base model") for kind in KINDS),
+        ("of `../shared/experts`", "dume", "base base@1"),
+    ):
+        rows = found.get(part, {}).get("rows", {})
+        own = {domain: rows[f"expert {domain}"][domain] for domain in NEAR if f"expert {domain}" in rows}
+        if not own:
+            continue
+        gains = {domain: 100 * (1 - value / rows[base][domain]) for domain, value in own.items()}
+        whole = 100 * (1 - mean(own) / mean({domain: rows[base][domain] for domain in own}))
+        cells = " | ".join(f"{rows[base][domain]:.2f} → {own[domain]:.2f}: {gains[domain]:.1f} %" for domain in own)
+        enough = sum(gain >= GAIN for gain in gains.values())
+        domains = list(own)
+        lines.append(f"| {kind} | {cells} | {whole:.1f} % | {enough} of {len(own)} |")
+    if not lines:
+        return
+    yield "Perplexity of the base model on each domain, that of the domain's own expert, and by how much it is lower:"
+    yield "methods can be told apart only where experts know more than the base model does. A coordinated expert was"
+    yield "trained in a mixture, and is scored alone here."
+    yield ""
+    yield f"| experts | {' | '.join(domains)} | mean | at least {GAIN} % |"
+    yield f"| --- | {'---: | ' * (len(domains) + 2)}".rstrip()
+    yield from lines
 
 
 def _losses(found: Found) -> Iterator[str]:
     lines = []
-    for which in ("near", "far"):
+    for which in ("near", "far") if "near-free" in found else ():
         for kind in KINDS:
-            rows = found.get(f"{which}-{kind}", {}).get("rows", {})
+            part = found.get(f"{which}-{kind}", {})
+            rows = part["rows"] if part and alike(part["size"], found["near-free"]["size"]) else {}
             domains = [name.removeprefix("expert ") for name in rows if name.startswith("expert ")]
             own = mean({domain: rows[f"expert {domain}"][domain] for domain in domains}) if domains else math.nan
-            for name in COMPOSED[kind] if domains else ():
+            for name in (one for one in COMPOSED[kind] if one in rows):
                 value = mean({domain: rows[name][domain] for domain in domains})
                 change = f"{100 * (value / own - 1):+.1f} %"
                 lines.append(f"| {len(domains)} | {kind} | {own:.2f} | {name} | {value:.2f} | {change} |")

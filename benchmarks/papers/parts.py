@@ -59,6 +59,7 @@ def _run_chain(names: Iterable[str], bench: Bench, results: Path, threads: int) 
             "mixed_lr": bench.mixed_lr,
             "windows": bench.windows,
             "steps": list(bench.steps),
+            "seeds": bench.seeds,
         }
         seconds = {
             "wall": time.perf_counter() - wall,

@@ -1,16 +1,36 @@
 """Soup-of-Experts: its specialists against one model of all text, the support (Fig. 8) and the samples (Fig. 7)."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.papers.bench import BASE, NEAR, Bench, Figures, fresh
+from benchmarks.papers.bench import BASE, NEAR, Bench, Figures, averaged, fresh, kept, register_base
 from benchmarks.papers.tables import Found, table
 from registry import ExpertTraining, Registry, SoupTraining
 
 EXPERTS = 4
 SUPPORTS = (1, 2, 5)
-SAMPLES = (1, 4, 16, 64)
-"""Documents of a domain that its domain weights are counted from."""
+GENERIC = "generic model"
+SAMPLES = (1, 3, 10, 100)
+"""Documents that domain weights are counted from."""
+DRAWS = 3
+"""Times that so many other documents are taken; figures are means."""
+CLUSTERS = 16
+"""Clusters of all text that are the domains of the soup of `samples`: more than the fewest documents can tell apart."""
+CLUSTERED = 1000
+"""Documents of each domain that are clustered: each passes through the base model."""
+UNSEEN = "history_philosophy"
+"""The domain of the documents, on none of whose text a soup was trained."""
+
+
+def support(number: int) -> str:
+    """Return the name of the row of a soup."""
+    return f"soup, support {number}"
+
+
+def documents(number: int) -> str:
+    """Return the name of the row of what so many documents give."""
+    return f"documents: {number}"
 
 
 def home(bench: Bench) -> Path:
@@ -25,46 +45,58 @@ def soups(bench: Bench) -> Figures:
     every domain shares equally.
     """
     tests, training = bench.tests(NEAR, general=False), bench.mixed_training(2)
-    rows: dict[str, dict[str, float]] = {}
     folders: dict[str, Path] = {}
     with Registry(home(bench)) as registry:
-        names = {version.name for version in registry.versions()}
-        if BASE not in names:
-            registry.add_base(BASE, bench.shared / "experts" / BASE)
-        folders["generic model"] = fresh(bench, "generic")
+        names = register_base(registry, bench)
+        folders[GENERIC] = fresh(bench, "generic")
         text = [bench.text(domain, "train") for domain in NEAR]
-        registry.train_expert("generic", BASE, text, ExpertTraining(**training), out=folders["generic model"])
+        registry.train_expert("generic", BASE, text, ExpertTraining(**training), out=folders[GENERIC])
         domains = {domain: [bench.text(domain, "train")] for domain in NEAR}
-        for support in SUPPORTS:
-            if (name := f"support-{support}") not in names:
-                registry.train_soup(name, BASE, domains, SoupTraining(EXPERTS, support=support, **training))
+        for number in SUPPORTS:
+            if (name := f"support-{number}") not in names:
+                registry.train_soup(name, BASE, domains, SoupTraining(EXPERTS, support=number, **training))
             for domain in NEAR:
-                folders[f"{support} {domain}"] = fresh(bench, f"soup-{support}-{domain}")
-                registry.instantiate(name, folders[f"{support} {domain}"], weights={domain: 1.0})
+                folders[f"{number} {domain}"] = fresh(bench, f"soup-{number}-{domain}")
+                registry.instantiate(name, folders[f"{number} {domain}"], weights={domain: 1.0})
         found = registry.evaluate(list(folders.values()), tests, bench.settings)
-    of = {row.name: row.perplexity for row in found}
-    rows["generic model"] = of[folders["generic model"].name]
-    for support in SUPPORTS:
-        own = {domain: of[folders[f"{support} {domain}"].name] for domain in NEAR}
-        rows[f"soup, support {support}"] = {domain: own[domain][domain] for domain in NEAR}
-    crossed = {domain: of[folders[f"{SUPPORTS[1]} {domain}"].name] for domain in NEAR}
-    return {"rows": rows, "specialists": crossed, "experts": EXPERTS}
+    of = {row.name: row for row in found}
+    rows = {GENERIC: of[folders[GENERIC].name]}
+    for number in SUPPORTS:
+        own = {domain: of[folders[f"{number} {domain}"].name] for domain in NEAR}
+        rows[support(number)] = replace(
+            rows[GENERIC],
+            perplexity={domain: row.perplexity[domain] for domain, row in own.items()},
+            losses={domain: row.losses[domain] for domain, row in own.items()},
+        )
+    return {**kept(rows), "experts": EXPERTS}
 
 
 def samples(bench: Bench) -> Figures:
-    """Count domain weights from few documents of a domain, and score the specialist that they give on its test text."""
-    domain, perplexity = NEAR[0], {}
+    """Count domain weights from few documents of a domain that no soup was trained on, and score what they give.
+
+    The soup's domains are clusters. Text of the same domain is scored by the generic model, which `soups` trained.
+    """
+    generic, name, folders = bench.work / "folders" / "generic", "clusters", dict[tuple[int, int], Path]()
+    lines = bench.lines(UNSEEN, "train", DRAWS * max(SAMPLES))
     with Registry(home(bench)) as registry:
-        folders = {}
+        if name not in register_base(registry, bench):
+            text = {"all": [bench.work / f"clustered-{domain}.jsonl" for domain in NEAR]}
+            for domain, file in zip(NEAR, text["all"], strict=True):
+                file.write_text("".join(bench.lines(domain, "train", CLUSTERED)), encoding="utf-8")
+            settings = SoupTraining(EXPERTS, support=SUPPORTS[1], clusters=CLUSTERS, **bench.mixed_training(2))
+            registry.train_soup(name, BASE, text, settings)
         for number in SAMPLES:
-            like = bench.work / f"like-{number}.jsonl"
-            like.write_text("".join(bench.lines(domain, "train", number)), encoding="utf-8")
-            folders[number] = fresh(bench, f"like-{number}")
-            registry.instantiate(f"support-{SUPPORTS[1]}", folders[number], like=[like])
-        found = registry.evaluate(list(folders.values()), {domain: [bench.text(domain, "test")]}, bench.settings)
-    of = {row.name: row.perplexity[domain] for row in found}
-    perplexity = {str(number): of[folder.name] for number, folder in folders.items()}
-    return {"domain": domain, "perplexity": perplexity}
+            for draw in range(DRAWS):
+                like = bench.work / f"like-{number}-{draw}.jsonl"
+                like.write_text("".join(lines[draw * max(SAMPLES) :][:number]), encoding="utf-8")
+                folders[number, draw] = fresh(bench, f"like-{number}-{draw}")
+                registry.instantiate(name, folders[number, draw], like=[like])
+        tests = {UNSEEN: [bench.text(UNSEEN, "test")]}
+        found = registry.evaluate([generic, *folders.values()], tests, bench.settings)
+    of = {row.name: row for row in found}
+    drawn = {number: [of[folders[number, draw].name] for draw in range(DRAWS)] for number in SAMPLES}
+    rows = {GENERIC: of[generic.name]} | {documents(number): averaged(several) for number, several in drawn.items()}
+    return {**kept(rows), "domain": UNSEEN, "clusters": CLUSTERS, "draws": DRAWS}
 
 
 def section(found: Found) -> Iterator[str]:
@@ -76,14 +108,13 @@ def section(found: Found) -> Iterator[str]:
     yield "In each column is the perplexity of the specialist of that domain, all weight on it."
     yield ""
     yield from table(of["rows"])
-    if "soup-samples" in found:
-        samples = found["soup-samples"]
+    if "rows" in (samples := found.get("soup-samples", {})):
         yield ""
-        yield f"Perplexity on {samples['domain']} by the number of its documents that domain weights are counted from:"
+        yield f"A soup of {samples['clusters']} clusters of the same text, on a domain that none of it is of: by the"
+        yield "number of documents that the clusters' weights are counted from, means of"
+        yield f"{samples['draws']} draws of documents."
         yield ""
-        yield f"| documents | {' | '.join(samples['perplexity'])} |"
-        yield f"| --- | {'---: | ' * len(samples['perplexity'])}".rstrip()
-        yield f"| perplexity | {' | '.join(f'{value:.2f}' for value in samples['perplexity'].values())} |"
+        yield from table(samples["rows"])
 
 
 PARTS = {"soups": soups, "soup-samples": samples}

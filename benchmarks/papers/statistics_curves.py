@@ -4,17 +4,18 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.papers.bench import BASE, NEAR, Bench, Figures, fresh
+from benchmarks.papers.bench import BASE, DUME, NEAR, WEIGHT_ONE, Bench, Figures, fresh
 from benchmarks.papers.tables import Found
-from registry import PassSettings, Recipe, Registry
+from registry import PassSettings, Registry
 
-DUME = Recipe(trunk="mean", router="ridge", normalize=True, top_k=1)
-FIRST_TOKENS = (16, 64, 256)
+FIRST_TOKENS = (2, 4, 8, 16, 64, 256)
 TOKENS = 8_192
 """Calibration tokens of an expert, at most."""
 OTHER_WORKS = {"literature": "history_philosophy"}
 """Domain → text of the same language and kind from other works, where there is any."""
 DOCUMENT_TOKENS, TEXT = "first tokens of a document", "text of the statistics"
+RECIPES = {"": DUME, ", weight 1": WEIGHT_ONE}
+"""End of a curve's name → its recipe."""
 ALL, OWN, RELATED, SAMPLED = "all", "own", "related", "self-sampled"
 
 
@@ -33,30 +34,34 @@ def statistics_curves(bench: Bench) -> Figures:
     runs[DOCUMENT_TOKENS, ALL] = (own, anywhere)
     runs[TEXT, RELATED] = (related, anywhere)
     runs[TEXT, SAMPLED] = (dict.fromkeys(NEAR, ()), anywhere)
-    scores: dict[str, dict[str, float | None]] = {DOCUMENT_TOKENS: {}, TEXT: {}}
-    tokens: dict[str, dict[str, int]] = {DOCUMENT_TOKENS: {}, TEXT: {}}
+    curves = [f"{name}{label}" for name in (DOCUMENT_TOKENS, TEXT) for label in RECIPES]
+    scores: dict[str, dict[str, float | None]] = {name: {} for name in curves}
+    tokens: dict[str, dict[str, int]] = {name: {} for name in curves}
     for number, ((name, value), (text, settings)) in enumerate(runs.items()):
-        scores[name][value], tokens[name][value] = _scored(bench, f"statistics-{number}", text, settings)
-        if value == ALL:
-            scores[TEXT][OWN], tokens[TEXT][OWN] = scores[name][value], tokens[name][value]
+        found, count = _scored(bench, f"statistics-{number}", text, settings)
+        for label, score in zip(RECIPES, found, strict=True):
+            for curve, point in ((name, value), *([(TEXT, OWN)] if value == ALL else [])):
+                scores[curve + label][point], tokens[curve + label][point] = score, count
     return {"curves": scores, "tokens": tokens}
 
 
 def _scored(
     bench: Bench, name: str, text: Mapping[str, Sequence[Path]], settings: PassSettings
-) -> tuple[float | None, int]:
-    """Return the mean score of a composition of the experts with these statistics, and the tokens they are of."""
-    home, folder = bench.work / name, fresh(bench, name)
+) -> tuple[list[float | None], int]:
+    """Return the mean scores of compositions of the experts with these statistics, and the tokens they are of."""
+    home, folders = bench.work / name, [fresh(bench, f"{name}-{number}") for number in range(len(RECIPES))]
     shutil.rmtree(home, ignore_errors=True)
     with Registry(home) as registry:
         registry.add_base(BASE, bench.shared / "experts" / BASE)
         tokens = 0
         for domain, files in text.items():
-            added = registry.add_expert(domain, bench.shared / "experts" / domain, data=files, settings=settings)
+            checkpoint = bench.shared / "experts" / domain
+            added = registry.add_expert(domain, checkpoint, data=files, settings=settings, keep_calibration=True)
             tokens += added.version.statistics[0].tokens
-        registry.compose(list(NEAR), folder, DUME)
-        (row,) = registry.evaluate([folder], bench.tests(NEAR, general=False), bench.settings)
-    return row.average, tokens
+        for folder, recipe in zip(folders, RECIPES.values(), strict=True):
+            registry.compose(list(NEAR), folder, recipe)
+        rows = registry.evaluate(folders, bench.tests(NEAR, general=False), bench.settings)
+    return [row.average for row in rows], tokens
 
 
 def section(found: Found) -> Iterator[str]:
@@ -65,7 +70,7 @@ def section(found: Found) -> Iterator[str]:
         return
     figures = found["statistics-curves"]
     yield ""
-    yield "Scores of DUME's recipe at top 1 with statistics of other text, of the experts of `../shared/experts`, on"
+    yield "Scores of DUME with statistics of other text, of the experts of `../shared/experts`, on"
     yield f"{figures['size']['windows']} test windows of each domain. *{DOCUMENT_TOKENS}*: so many at most, a window"
     yield "each; *all* are windows anywhere in the text. *Tokens* are those of all experts together: fewer where"
     yield f"documents are few or short. *{TEXT}*: *{OWN}* is what each expert was trained on; *{RELATED}* is the same,"
