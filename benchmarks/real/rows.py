@@ -1,5 +1,6 @@
 """The models that are compared: of each row of the tables, how it is made of adapters."""
 
+import json
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -7,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from peft import ArrowConfig, PeftModel, create_arrow_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from benchmarks.mergekit import configuration, evenly, installed
@@ -42,9 +45,10 @@ def merged(how: str, weight: float | None = None, **options: Any) -> Load:
     """Return what merges adapters with PEFT, each with this weight, else with 1 / their number."""
 
     def load(place: Place, names: Sequence[str], scratch: Path) -> Any:
-        model = PeftModel.from_pretrained(plain(place), place.adapter(names[0]), adapter_name=names[0])
-        for name in names[1:]:
-            model.load_adapter(place.adapter(name), adapter_name=name)
+        first, *others = of_one_rank(place, names)
+        model = PeftModel.from_pretrained(plain(place), first, adapter_name=names[0])
+        for name, folder in zip(names[1:], others, strict=True):
+            model.load_adapter(folder, adapter_name=name)
         weights = [weight or 1 / len(names)] * len(names)
         torch.manual_seed(0)  # DARE drops at random
         model.add_weighted_adapter(list(names), weights, "all", combination_type=how, **options)
@@ -54,11 +58,34 @@ def merged(how: str, weight: float | None = None, **options: Any) -> Load:
     return load
 
 
+def of_one_rank(place: Place, names: Sequence[str]) -> list[Path]:
+    """Return the folders of adapters, with zeros up to the largest rank where theirs is smaller, which changes nothing.
+
+    PEFT's Arrow and its linear merge take adapters of one rank alone.
+    """
+    folders = [place.adapter(name) for name in names]
+    configs = [json.loads((folder / "adapter_config.json").read_text()) for folder in folders]
+    rank, found = max(config["r"] for config in configs), list[Path]()
+    for folder, config in zip(folders, configs, strict=True):
+        if more := rank - config["r"]:
+            tensors = load_file(folder / "adapter_model.safetensors")
+            padded = {
+                name: F.pad(one, (0, 0, 0, more) if "lora_A" in name else (0, more)) for name, one in tensors.items()
+            }
+            folder = place.work / "padded" / folder.name
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(padded, folder / "adapter_model.safetensors", {"format": "pt"})
+            scaled = {**config, "r": rank, "lora_alpha": config["lora_alpha"] * rank / config["r"]}
+            (folder / "adapter_config.json").write_text(json.dumps(scaled))
+        found.append(folder)
+    return found
+
+
 def arrow(top_k: int) -> Load:
     """Return what routes adapters with PEFT's Arrow."""
 
     def load(place: Place, names: Sequence[str], scratch: Path) -> Any:
-        paths = [str(place.adapter(name)) for name in names]
+        paths = [str(folder) for folder in of_one_rank(place, names)]
         return create_arrow_model(plain(place), paths, ArrowConfig(top_k=min(top_k, len(paths))))
 
     return load
