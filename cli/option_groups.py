@@ -55,7 +55,7 @@ TRAINING: Headings = {
     "Training text": ("data", "domains", "clusters", "support"),
     "Training beside a public expert": ("coordinate", "router_bias", "public_data"),
     "Masks": ("sparsity", "overlap", "gate_lr", "dual_lr"),
-    "Router": ("prompt_tokens", "top_k_train", "temperature"),
+    "Router": ("prompt_tokens", "top_k_train", "temperature", "no_whitening"),
     "Amount": ("tokens", "steps", "seq_len", "batch_size", "accumulate"),
     "Optimiser": ("lr", "warmup", "weight_decay", "balance", "seed"),
     "Computation": ("device", "dtype", "fsdp"),
@@ -73,7 +73,7 @@ EVALUATION: Headings = {
 
 AUDIT: Headings = {
     "Text": ("data", "documents", "prefix", "continued"),
-    "Sampling": ("samples", "top_k", "threshold", "seed"),
+    "Sampling": ("samples", "top_k", "top_p", "threshold", "seed"),
     "Computation": ("device",),
 }
 

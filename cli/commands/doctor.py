@@ -127,6 +127,7 @@ def reproduce(session: Session, folder: Path, out: Path | None) -> None:
 @integer("--prefix", "Tokens that the model is given.", 32)
 @integer("--continued", "Tokens that it continues by.", 256)
 @integer("--top-k", "Sample among so many tokens.", 50)
+@number("--top-p", "Sample among the fewest tokens of so much probability together.", 1.0)
 @integer("--samples", "Continuations of a document.", 10)
 @number("--threshold", "Least similarity of an extracted document.", 0.9)
 @integer("--seed", "Seed of documents and samples.", 0, least=0)

@@ -59,7 +59,7 @@ from registry.names.suggest import fresh
 )
 @flag(
     "--router-bias",
-    "With --coordinate: a bias trains beside each row. A mixture with one carries a modelling file.",
+    "With --coordinate: a bias trains beside each row, 0 or less. A mixture with one carries a modelling file.",
     advanced=True,
 )
 @files(
@@ -151,7 +151,7 @@ def _files(_context: click.Context, _option: click.Parameter, texts: Sequence[st
     "gradient and two moments; with it, one copy and the factors. [default: experts in full]",
 )
 @integer("--hidden", "Hidden units of the router.", 64, advanced=True)
-@training_options()
+@training_options(lr=1e-4, warmup="a twentieth of all steps, 2,000 at most", weight_decay=0.0)
 @weight_products(fsdp=False)
 @annotations
 @pass_session
@@ -190,7 +190,7 @@ def train_soup(session: Session, /, name: str, **settings: Any) -> None:
 @number("--sparsity TAU", "Least share of zeros in the experts' masks, from 0 to below 1.", 0.75)
 @number(
     "--overlap BETA",
-    "Weight of the masks' mean overlap in the loss. [default: 0.1, or 0 with one expert]",
+    "Weight of the masks' orthogonal penalty in the loss. [default: 5e-5, or 0 with one expert]",
     advanced=True,
 )
 @integer("--prompt-tokens", "First tokens of a window, which the router sees; the loss counts those after them.", 32)

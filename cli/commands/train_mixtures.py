@@ -76,11 +76,12 @@ def train(session: Session, /, folder: Path, data: tuple[str, ...], out: Path, f
 )
 @integer(
     "--top-k-train",
-    "Number of experts per token that training compares. [default: 2, or the folder's top-k if that is more]",
-    least=2,
+    "Number of experts per token that training compares; 1 is for --gating softmax-topk. [default: 2, or the folder's "
+    "top-k if that is more]",
     advanced=True,
 )
 @number("--temperature", "Divisor of the router logits in this comparison.", 1.0, advanced=True)
+@flag("--no-whitening", "Train the weights as they are; --lr is then in their units (DUME+: 1e-5).", advanced=True)
 @device
 @choice(
     "--dtype",
@@ -99,6 +100,7 @@ def train_router(
     """
     from registry import TrainSettings
 
+    settings["whiten"] = not settings.pop("no_whitening")
     with session.registry() as registry:
         trained = registry.train_router(folder, out, data, TrainSettings(**settings), force=force)
     print_trained(trained, "the routers", folder, out)

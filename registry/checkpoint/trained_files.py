@@ -2,7 +2,7 @@
 
 An expert that was trained beside a public expert has router rows: its row r and bias b of a layer have the logit
 r·x + b for the layer's MLP input x, and the public expert has the logit 0. So a row is the difference of the two rows
-of FlexOlmo (Shi et al. 2025, §3.3.1), whose public row is frozen.
+of FlexOlmo (Shi et al. 2025, §3.3.2), whose public row is frozen.
 
 Shapes: L layers, H hidden size.
 """

@@ -1,7 +1,8 @@
 """Accuracy form of the normalised score (DUME, §3.1), from result files of lm-evaluation-harness.
 
-For a task, p is the accuracy of a model and p̂ that of the domain's own expert; the score is 100 · p / p̂. The files are
-untrusted, and lm-evaluation-harness need not be installed.
+For a task, p is the accuracy of a model and p̂ that of the domain's own expert; the score is 100 · p / p̂. DUME has one
+data set a domain: the mean over several is ours. The files are untrusted, and lm-evaluation-harness need not be
+installed.
 """
 
 from collections.abc import Mapping, Sequence

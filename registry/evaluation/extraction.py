@@ -9,7 +9,7 @@ Shapes: P tokens of a prefix, C continued tokens, S samples of a document.
 import importlib.util
 import random
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -155,7 +155,7 @@ def _similarities(
         do_sample=True,
         temperature=1.0,
         top_k=settings.top_k,
-        top_p=1.0,
+        top_p=settings.top_p,
         num_return_sequences=settings.samples,
         max_new_tokens=settings.continued,
         min_new_tokens=settings.continued,
@@ -192,11 +192,11 @@ def audit_registered(
                 workspace.progress,
                 f"{label} is calibration text of {', '.join(seen)}, so it is no unseen text for {what}",
             )
-        asked = {"extraction": one.data, "settings": asdict(settings)}
+        asked = {"extraction": one.data, "settings": settings.document()}
         document = {
             "data": {"digest": one.data, "label": label, "documents": len(one.similarity)},
             "experts": {version.name: version.digest for version in whose},  # an opt-out deletes what names its version
-            "settings": asdict(settings),
+            "settings": settings.document(),
             "extraction": {key: value for key, value in one.document().items() if key not in ("folder", "documents")},
         }
         store_figures(workspace.catalog, folder, json_digest(asked), document, workspace.progress)

@@ -34,7 +34,10 @@ class TestSettings:
 
 @dataclass(frozen=True)
 class ExtractionSettings:
-    """Settings of an audit; the defaults are those of FlexOlmo §5.3."""
+    """Settings of an audit; the defaults are those of FlexOlmo §5.3 but for `documents`, 10,000 there, and `top_p`.
+
+    It samples by top-p too, and prints no value of p.
+    """
 
     documents: int = 100  # documents that are tried, drawn by `seed` from those that are long enough
     prefix: int = 32  # P, tokens of a document that the model is given
@@ -44,13 +47,20 @@ class ExtractionSettings:
     threshold: float = 0.9  # least normalised Levenshtein similarity, on tokens, of an extracted document, from 0 to 1
     seed: int = 0
     device: str | None = None  # a torch device; None for the GPU if there is one
+    top_p: float = 1.0  # samples are of the fewest tokens that have so much probability together, above 0
 
     def __post_init__(self) -> None:
         for name in ("documents", "prefix", "continued", "top_k", "samples"):
             if getattr(self, name) < 1:
                 raise InvalidInputError(f"{name} is {getattr(self, name)}, the least is 1", "give 1 or more")
-        if not 0 < self.threshold <= 1:
-            raise InvalidInputError(f"threshold is {self.threshold}, it must be more than 0 and at most 1", "give 0.9")
+        for name in ("top_p", "threshold"):
+            if not 0 < getattr(self, name) <= 1:
+                reason = f"{name} is {getattr(self, name)}, it must be more than 0 and at most 1"
+                raise InvalidInputError(reason, "give 0.9")
+
+    def document(self) -> dict[str, Any]:
+        """Return the settings; without a `top_p` of 1, as they were stored before there was one."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("top_p", 1.0)}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ outputs. A window that gives the experts the weights α_m has W + Σ_m α_m diag
 
     y = W x + g ∘ (D x),  g = Σ_m α_m z_m
 
-are two products for all windows of a batch, whatever weights each gives.
+are two products for all windows of a batch, whatever weights each gives. SIMoE's slides give a layer's masks the
+shape M x Y x 1, which is this, and call what they mask input neurons.
 
 While masks are learned they are hard concrete gates (Louizos et al. 2018, eq. 10-13): random values in [0, 1] that are
 often exactly 0 or 1, from a log α for each output (row) of each linear layer; all layers' entries stand in one row.
@@ -28,7 +29,10 @@ _SMALLEST = 1e-12
 
 
 def expert_weights(prompt: Float[Tensor, "B H"], router: Float[Tensor, "n H"]) -> Float[Tensor, "B n"]:
-    """Return α, the softmax over the experts of the products of router rows with the mean embedding of a prompt."""
+    """Return α, the softmax over the experts of the products of router rows with the mean embedding of a prompt.
+
+    That an input has one α, of a learned router, is SIMoE's; the router of the mean embedding is ours.
+    """
     return functional.linear(prompt, router).softmax(dim=-1)
 
 
@@ -71,6 +75,18 @@ def overlap_matrix(masks: Float[Tensor, "n R"]) -> Float[Tensor, "n n"]:
     unit = masks / masks.norm(dim=1, keepdim=True).clamp(min=_SMALLEST)
     products: Tensor = unit @ unit.T
     return products.clamp(0, 1)
+
+
+def orthogonality(masks: Float[Tensor, "n R"]) -> Float[Tensor, ""]:
+    """Return ‖Z Zᵀ - I‖ of masks or gates in [0, 1] as they are, from 0 on: SIMoE's orthogonal penalty.
+
+    Its slides write ‖·‖_2, which is read here as the root of the sum of squares, and do not say whether it goes over
+    all layers at once, as here. It is lowest where masks are disjoint and have one open gate each: its diagonal, the
+    squares of (‖z_m‖² - 1), closes gates whether they overlap or not.
+    """
+    identity = torch.eye(len(masks), device=masks.device, dtype=masks.dtype)
+    distance: Tensor = torch.linalg.matrix_norm(masks @ masks.T - identity)
+    return distance
 
 
 def overlap(masks: Float[Tensor, "n R"]) -> Float[Tensor, ""]:

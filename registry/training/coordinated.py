@@ -5,9 +5,10 @@ With p = σ(r·x + b), the softmax over the logits (0, r·x + b) of the public e
     y = (1 − p) M_public(x) + p M_expert(x)
 
 for the layer's MLP input x. Public MLPs, attention, norms and embeddings are frozen; M_expert begins as a copy of
-M_public, so that the training begins at the base model, whatever r is. The bias b trains only where it is asked for;
-FlexOlmo has one below 0 (§3.3.2, D.2), and a public row that is not 0: r here is the difference of the two.
-r begins at 0, or at the difference of the embeddings of the expert's text and of public text.
+M_public, so that the training begins at the base model, whatever r is. A bias trains only where it is asked for, from 0
+on; FlexOlmo has a negative one (§3.3.2, D.2), whose value and training it does not say. `bound_biases` keeps it at most
+0, so that logits are (0, r·x + min(b, 0)). A public row that is not 0 is FlexOlmo's: r here is the difference of the
+two. r begins at 0, or at the difference of the embeddings of the expert's text and of public text.
 
 Shapes: L layers, H hidden size, N windows, B windows of a batch, S tokens of a window.
 """
@@ -24,10 +25,10 @@ from registry.errors import CalibrationError
 from registry.maths.router.gates import initial_row
 from registry.runtime.layerwise import seen_inputs
 from registry.training.launcher import Processes
-from registry.training.sharded import spread
+from registry.training.sharded import local, spread
 
 WINDOWS = 32
-"""Most windows of each text whose embedding a row begins with."""
+"""Most windows of each text whose embedding a row begins with. FlexOlmo takes 1,000 documents (A.2)."""
 EXPERT, PUBLIC = "expert", "public"
 """Names of the trained and of the frozen MLP within a `CoordinatedMLP`."""
 
@@ -71,6 +72,14 @@ def within(name: str, which: str) -> str:
 def _holder(name: str) -> str:
     """Return the module that holds the linear maps of an MLP: `layers.0.mlp` of `layers.0.mlp.up_proj.weight`."""
     return name.rpartition(".")[0].rpartition(".")[0]
+
+
+def bound_biases(layers: Sequence[CoordinatedMLP]) -> None:
+    """Set every bias above 0 to 0, after a step: there it has the gradient that min(b, 0) hides from one above 0."""
+    with torch.no_grad():
+        for layer in layers:
+            if layer.bias is not None:
+                local(layer.bias).clamp_(max=0)
 
 
 def begin_rows(

@@ -24,8 +24,6 @@ SAVE_SECONDS = 60.0
 """Seconds between two saved states of a training."""
 REMARKS = 10
 """Number of remarks on the loss of a training."""
-BETAS = (0.9, 0.95)
-"""Decay rates of AdamW's moments."""
 POINTS = 2000
 """Most numbers of a stored loss curve."""
 

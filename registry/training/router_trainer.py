@@ -4,7 +4,8 @@ The weights of a router by least squares are large along directions in which its
 all alike, so noise of the directions that vary most outweighs them. *Measured* (Llama, H = 256, five experts),
 where second moments span up to four and a half decades: 60 steps lowered the normalised score from 84.5 to 84.4 without
 whitening, and raised it to 84.8 with it. Each router is W = W_0 + s D M, where M whitens the router's inputs on
-training windows, s is the spread of its first logits, and D, which begins at 0, is trained.
+training windows, s is the spread of its first logits, and D, which begins at 0, is trained. Without whitening s M is I:
+AdamW trains W itself, as in DUME+ (Fanì and Ersoy 2026, §2.3 and 3.1).
 
 Shapes: E experts, H hidden size, k experts per token; B windows of S tokens in a batch, T = B · S tokens.
 W, W_0 and D are (E, H), M is (H, H), logits are (T, E).
@@ -23,7 +24,7 @@ from registry.errors import CheckpointError
 from registry.maths.router_training import balance_loss, straight_through, whitener
 from registry.runtime.gates import Gate, as_returned, gates, in_order
 from registry.runtime.layerwise import seen_inputs
-from registry.training.loop import BETAS, Objective, finite
+from registry.training.loop import Objective, finite
 from registry.training.settings import TrainSettings
 from registry.training.training_windows import Windows, next_token_loss
 
@@ -53,7 +54,9 @@ class RouterTrainer(Objective):
         self._start = [gate.weight.detach().float().clone() for gate in self.gates]
         self._maps = self._whitened()
         self.parts = [torch.zeros_like(weight).requires_grad_() for weight in self._start]
-        self.optimiser = torch.optim.AdamW(self.parts, lr=settings.lr, betas=BETAS, weight_decay=settings.weight_decay)
+        self.optimiser = torch.optim.AdamW(
+            self.parts, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
+        )
         self._numbers = windows.used(settings.windows).split(settings.batch_size)
         self._balance: list[Tensor] = []
 
@@ -86,7 +89,9 @@ class RouterTrainer(Objective):
         return value
 
     def _whitened(self) -> list[Float32[Tensor, "H H"]]:
-        """Return s M of each router."""
+        """Return s M of each router, or I without whitening."""
+        if not self.settings.whiten:
+            return [torch.eye(weight.shape[1], device=weight.device) for weight in self._start]
         grams = [torch.zeros(w.shape[1], w.shape[1], dtype=torch.float64) for w in self._start]
         numbers = self.windows.training[:WHITENING_WINDOWS]
         with seen_inputs([gate.module for gate in self.gates]) as seen, torch.no_grad():

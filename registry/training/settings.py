@@ -100,6 +100,8 @@ class AdamSettings(Settings):
     dtypes: ClassVar[Sequence[str]] = DTYPES
     part: ClassVar[int] = 20
     """What part of the steps `warmup` is where it is None: a twentieth."""
+    betas: ClassVar[tuple[float, float]] = (0.9, 0.95)
+    """Decay rates of AdamW's moments."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,6 +138,8 @@ class WeightTraining(AdamSettings):
     accumulate: int = setting(1, least=1)
 
     fsdp: ClassVar[bool] = False
+    clip: ClassVar[float] = 1.0
+    """Norm that gradients are clipped to, all together."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -210,8 +214,8 @@ class ExpertTraining(SharedTraining):
             eq. 3), and is all that trains; None to train weights.
         coordinate: train the MLPs beside the frozen public ones of the base model, with a router row of their own in
             every layer (FlexOlmo, Shi et al. 2025, §3.3.1 and 3.3.2); the trunk is then frozen.
-        router_bias: with `coordinate`, a bias trains beside each row, from 0 on; its logit is r·x + b. FlexOlmo
-            sets b below 0 (D.2).
+        router_bias: with `coordinate`, a bias b trains beside each row, from 0 on and never above it: FlexOlmo's is
+            negative (§3.3.2, D.2). The logit is r·x + b.
     """
 
     trunk: str = FROZEN
@@ -262,13 +266,17 @@ class TrainSettings(AdamSettings):
     Attributes:
         steps: the number of batches; every window is used once before any is used again.
         lr: the highest learning rate of AdamW, which bounds the change of one step, in units of the spread of a
-            router's logits over its whitened inputs.
+            router's logits over its whitened inputs; without `whiten` in those of its weights.
         warmup: steps in which the rate rises; None for a tenth of them. It falls to 0 as a cosine.
         weight_decay: of AdamW, towards the untrained router.
         dtype: the dtype that the model computes in; routers are kept in float32.
         top_k_train: experts that each token's gradient compares, None for 2, or the folder's own top-k if that is more.
+            At the folder's own top-k the gradient is that of its routing; 1 has one only where weights are shares of
+            the softmax over all experts (DUME, Fanì and Ersoy 2026, eq. 4).
         temperature: divides the logits in that comparison only.
         balance: weight of the load-balance loss (BTX §3.3), summed over layers.
+        whiten: train in the coordinates of the whitened inputs, which is ours; without, the weights as they are. DUME+
+            has an `lr` of 1e-5 for these, and its BTX 1e-4, 1,000 steps, and no `balance` (DUME §3.1).
     """
 
     steps: int = setting(200, least=1)
@@ -278,26 +286,29 @@ class TrainSettings(AdamSettings):
     top_k_train: int | None = None
     temperature: float = setting(1.0, above=True)
     balance: float = setting(0.0, above=False)
+    whiten: bool = True
 
     dtypes: ClassVar[Sequence[str]] = WEIGHT_DTYPES
     part: ClassVar[int] = 10
 
-    def candidates(self, top_k: int, experts: int) -> int:
-        """Return the number of experts that each token's gradient compares, from 2 to `experts`.
+    def candidates(self, top_k: int, experts: int, *, renormalizes: bool = True) -> int:
+        """Return the number of experts that each token's gradient compares, at most `experts`.
 
-        `top_k` is the folder's own number of experts per token (InvalidInputError: there is only one expert, or
-        `top_k_train` is out of range).
+        `top_k` is the folder's own number of experts per token; `renormalizes` tells whether their weights add up to 1,
+        so that that of a single one has no gradient (InvalidInputError: there is only one expert, or `top_k_train` is
+        out of range).
         """
         if experts < 2:
             raise InvalidInputError(
                 "a composition of one expert has no router to train", "compose two experts or more, then train that"
             )
-        least = max(top_k, CANDIDATES)
-        count = least if self.top_k_train is None else self.top_k_train
+        least = max(top_k, CANDIDATES) if renormalizes else top_k
+        count = max(top_k, CANDIDATES) if self.top_k_train is None else self.top_k_train
         if not least <= count <= experts:
+            why = f", and a gradient compares at least {CANDIDATES}" if renormalizes else ""
             raise InvalidInputError(
                 f"top-k-train is {count}, it must be from {least} to {experts}: of {experts} experts the folder's "
-                f"own top-k is {top_k}, and a gradient compares at least 2",
+                f"own top-k is {top_k}{why}",
                 f"give --top-k-train {least}",
             )
         return count
@@ -308,7 +319,10 @@ class TrainSettings(AdamSettings):
 
     def document(self, candidates: int, device: str) -> dict[str, Any]:
         """Return everything that the trained routers depend on, with every default; `device` is a kind of device."""
-        return asdict(self) | {"warmup": self.rising, "top_k_train": candidates, "device": device}
+        document = asdict(self) | {"warmup": self.rising, "top_k_train": candidates, "device": device}
+        if self.whiten:  # as in the documents of early versions
+            del document["whiten"]
+        return document
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from registry.registration import Registration, RegistrationRequest, register_ch
 from registry.runtime.loading import load_tokenizer
 from registry.statistics.settings import PassSettings
 from registry.training import sharded
-from registry.training.coordinated import WINDOWS, begin_rows
+from registry.training.coordinated import WINDOWS, begin_rows, bound_biases
 from registry.training.from_base import TrainedFromBase, check_libraries, shared_base
 from registry.training.launcher import Processes, joined
 from registry.training.loop import Losses, training_document
@@ -164,7 +164,13 @@ def _trained(
             both = windows.take(windows.training[:WINDOWS]), (public.ids.long(), public.keep)
             begin_rows(trainable.model, trainable.layers, *both, settings.batch_size, processes)
         trainer = WeightTrainer(
-            trainable.model, trainable.parameters, windows, settings, dtype == "bfloat16", processes=processes
+            trainable.model,
+            trainable.parameters,
+            windows,
+            settings,
+            dtype == "bfloat16",
+            processes=processes,
+            ascend=lambda _step: bound_biases(trainable.layers),
         )
         losses = trainer.train(state_path, progress)
         document = training_document(inputs, losses)

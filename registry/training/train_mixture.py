@@ -96,7 +96,12 @@ def train_mixture(
         settings = replace(settings, seq_len=shortened(settings.seq_len, folder, progress))
         if isinstance(settings, TrainSettings):
             device, dtype = device_name(settings.device), settings.dtype
-            candidates = settings.candidates(int(read_config(folder).get("num_experts_per_tok", 1)), len(members))
+            config = read_config(folder)
+            candidates = settings.candidates(
+                int(config.get("num_experts_per_tok", 1)),
+                len(members),
+                renormalizes=config.get(NORM_TOPK_PROB, True),
+            )
             inputs = settings.document(candidates, torch.device(device).type)
         else:
             device, dtype = device_and_dtype(settings)

@@ -18,12 +18,9 @@ from registry.progress import Progress
 from registry.runtime.loading import device_name
 from registry.runtime.upcast import is_fast
 from registry.training.launcher import Processes
-from registry.training.loop import BETAS, Losses, Objective, finite, train
+from registry.training.loop import Losses, Objective, finite, train
 from registry.training.settings import WeightTraining
 from registry.training.training_windows import IGNORED, Windows
-
-LARGEST_NORM = 1.0
-"""Norm that gradients are clipped to, all together."""
 
 
 @dataclass
@@ -62,7 +59,7 @@ class WeightTrainer(Objective):
                     rate = settings.lr if self.rate_of is None else self.rate_of(part)
                     groups.setdefault((decay, rate), []).append(part)
         described = [{"params": own, "weight_decay": decay, "lr": rate} for (decay, rate), own in groups.items()]
-        self.optimiser = torch.optim.AdamW(described, betas=BETAS)
+        self.optimiser = torch.optim.AdamW(described, betas=settings.betas)
         self._numbers = self.windows.used(settings.windows)
         self._device = next(iter(self.model.parameters())).device
         self._share = settings.batch_size // self.processes.count  # windows of a batch that one process passes
@@ -117,7 +114,7 @@ class WeightTrainer(Objective):
                     loss = loss + self.penalty() / len(batches)
                 self._accelerator.backward(loss)
             total += loss.detach()
-        self._accelerator.clip_grad_norm_(self._passed.parameters(), LARGEST_NORM)
+        self._accelerator.clip_grad_norm_(self._passed.parameters(), settings.clip)
         if processes.count > 1:
             torch.distributed.all_reduce(total)
         return finite(float(total / processes.count), f"in step {step + 1}")

@@ -23,6 +23,7 @@ from registry.maths.interpolation import (
     expert_weights,
     final_masks,
     next_multiplier,
+    orthogonality,
     overlap,
     overlap_matrix,
     sampled_gates,
@@ -87,11 +88,11 @@ class Simoe(nn.Module):
         return self.model(input_ids=input_ids, **others)
 
     def penalty(self) -> Float[Tensor, ""]:
-        """Return λ (τ - expected sparsity) + β overlap, of the masks of the last pass."""
+        """Return λ (τ - expected sparsity) + β ‖Z Zᵀ - I‖, of the gates Z of the last pass."""
         assert self._masks is not None
         short = self.settings.sparsity - expected_sparsity(self.log_alpha)
         constraint = self.multiplier[0].to(short.device) * short
-        return constraint + (self.settings.beta * overlap(self._masks) if self.settings.beta else 0.0)
+        return constraint + (self.settings.beta * orthogonality(self._masks) if self.settings.beta else 0.0)
 
     @torch.no_grad()
     def ascend(self, step: int) -> None:

@@ -87,11 +87,11 @@ def train_simoe(
         losses = stack.enter_context(joint_training(workspace, KEY, name, trainer, inputs, holds, what))
         masks, closed = simoe.final()
         document = training_document(inputs, losses)
-        document |= _curves(simoe, masks, closed, document["every"])
+        matrices = checkpoint.family.layer_matrices(checkpoint.architecture)
+        document |= _curves(simoe, masks, closed, document["every"], matrices)
         record = json.dumps(document, indent=2).encode()
         if closed:
             remark(progress, f"{closed:,} open gates were closed at the end: the masks had fewer zeros than asked for")
-        matrices = checkpoint.family.layer_matrices(checkpoint.architecture)
         deltas = {
             f"{DELTA}{matrix}": array_of(delta, checkpoint.dtype_of(matrix))
             for matrix, delta in zip(matrices, simoe.deltas, strict=True)
@@ -137,14 +137,21 @@ def _begin(checkpoint: Checkpoint, device: str, settings: SimoeTraining) -> Simo
     return Simoe(model, modules, settings)
 
 
-def _curves(simoe: Simoe, masks: Tensor, closed: int, every: int) -> dict[str, Any]:
-    """Return sparsity, overlap and λ of the steps as `curve` returns losses, and the final masks' in full."""
+def _curves(simoe: Simoe, masks: Tensor, closed: int, every: int, matrices: Sequence[str]) -> dict[str, Any]:
+    """Return sparsity, overlap and λ of the steps as `curve` returns losses, and the final masks' in full.
+
+    `matrices` names the weights of the layers, in the order of the masks' entries.
+    """
     record = simoe.record.detach().double().cpu()
     means = [part.mean(dim=0).tolist() for part in record.split(every)]
     curves = {name: [float(point[column]) for point in means] for column, name in enumerate(CURVES)}
     final = {
         "sparsity": float(1 - masks.double().mean()),
         "of_experts": [float(1 - mask.double().mean()) for mask in masks],
+        "of_layers": {
+            matrix: (1 - part.double().mean(dim=1)).tolist()  # of each expert
+            for matrix, part in zip(matrices, masks.split(simoe.outputs, dim=1), strict=True)
+        },
         "overlap": overlap_matrix(masks.float()).double().tolist(),
         "closed": closed,
     }

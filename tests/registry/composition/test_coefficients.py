@@ -27,7 +27,7 @@ def fit_of(registry: Registry, *names: str) -> CoefficientFit:
 
 
 def test_dense_model_equals_a_reference(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    """Soup-of-Experts, eq. 2–3, in plain loops over the checkpoints' tensors."""
+    """Soup-of-Experts, eq. 2, in plain loops over the checkpoints' tensors."""
     coefficients = {"code": 0.7, "math": -0.2, "law": 0.0}
     filled.compose([*coefficients], tmp_path / "out", dense(**coefficients))
     found, base = tensors_of(tmp_path / "out"), tensors_of(zoo.base)
@@ -46,6 +46,17 @@ def test_one_of_one_member_and_none_of_the_others_is_that_member(filled: Registr
         filled.compose([*coefficients], tmp_path / alone, dense(**coefficients))
         found, own = tensors_of(tmp_path / alone), tensors_of(checkpoint)
         assert all(torch.equal(found[name], own[name]) for name in own)
+
+
+def test_a_domain_leaves_a_soup_of_frozen_shared_weights_to_the_byte(filled: Registry, tmp_path: Path) -> None:
+    """Soup-of-Experts, eq. 2, with S = θ_0 that never trained, E_d of domain d alone and α = h; the opt-out is ours."""
+    filled.compose([*PAIR, "law"], tmp_path / "zero", dense(code=0.7, math=0.3, law=0.0))
+    filled.compose(PAIR, tmp_path / "without", dense(code=0.7, math=0.3))
+    filled.opt_out("law", purge=True)
+    filled.compose(PAIR, tmp_path / "after", dense(code=0.7, math=0.3))
+    assert files_of(tmp_path / "after") == files_of(tmp_path / "without")
+    zero, without = (files_of(tmp_path / name) for name in ("zero", "without"))
+    assert {name for name in without if zero[name] != without[name]} == {"README.md", MARKER}  # which name the members
 
 
 @pytest.mark.check

@@ -5,6 +5,7 @@ And: figures of an audit are stored with a composition that was made here, never
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ def test_figures_are_stored_with_the_composition_and_replaced_without_text(
     found = {"extracted": moe.extracted, "rate": moe.rate, "similarity": moe.mean, "most": max(moe.similarity)}
     assert stored.document["extraction"] == found
     assert stored.document["settings"]["continued"] == 4
+    assert "top_p" not in stored.document["settings"]  # as before there was one
     words = {word for line in zoo.train["math"].read_text().splitlines() for word in json.loads(line)["text"].split()}
     assert not [word for word in words if len(word) > 3 and word in json.dumps(stored.document)]
     own.audit_extraction([tmp_path / "moe"], [zoo.train["math"]], SETTINGS)
@@ -131,6 +133,9 @@ def test_what_was_learned_by_heart_is_found_and_what_was_not_seen_is_not(
     (other,) = audit_extraction([tmp_path / "control"], [unseen], LONGER, silent)
     assert other.extracted == 0
     assert audit_extraction([zoo.base], [seen], LONGER, silent) == [base]  # the same samples again
+    likeliest = (replace(LONGER, top_p=1e-9, samples=samples) for samples in (1, 4))  # all samples are the likeliest
+    one, four = (audit_extraction([zoo.base], [seen], settings, silent)[0] for settings in likeliest)
+    assert one == four != base
 
 
 def test_documents_that_are_too_short_are_left_out(zoo: Zoo, seen: Path, tmp_path: Path) -> None:
@@ -150,9 +155,10 @@ def test_wrong_settings_are_refused(zoo: Zoo, seen: Path, monkeypatch: pytest.Mo
     for name in ("documents", "prefix", "continued", "top_k", "samples"):
         with pytest.raises(InvalidInputError, match=name):
             ExtractionSettings(**{name: 0})  # type: ignore[arg-type]
-    for threshold in (0.0, 1.5):
-        with pytest.raises(InvalidInputError, match="threshold"):
-            ExtractionSettings(threshold=threshold)
+    for name in ("threshold", "top_p"):
+        for value in (0.0, 1.5):
+            with pytest.raises(InvalidInputError, match=name):
+                ExtractionSettings(**{name: value})  # type: ignore[arg-type]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(StorageError, match="rapidfuzz") as caught:
         audit_extraction([zoo.base], [seen], LONGER, silent)

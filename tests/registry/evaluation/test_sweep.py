@@ -29,8 +29,8 @@ TIES = Recipe(router="ridge", trunk="ties", top_k=1, trunk_options={"density": 0
 @pytest.mark.parametrize(
     ("recipe", "field", "values", "names"),
     [
-        (RIDGE, "top_k", [1, 2, 3], ["top_k=1", "top_k=2", "top_k=3"]),  # DUME, Fig. 2: experts per token
-        (RIDGE, "lam", [1e-4, 1.0], ["lam=0.0001", "lam=1"]),  # DUME §3.3: ridge strength
+        (RIDGE, "top_k", [1, 2, 3], ["top_k=1", "top_k=2", "top_k=3"]),  # DUME, Fig. 2b: experts per token
+        (RIDGE, "lam", [1e-4, 1.0], ["lam=0.0001", "lam=1"]),  # DUME, Fig. 2c: ridge strength
         (TIES, "combine", ["mean", "sum"], ["combine=mean", "combine=sum"]),
         (Recipe(to="dense", trunk="dare"), "density", [0.5, 1.0], ["density=0.5", "density=1"]),
         (Recipe(to="ensemble"), "temperature", [0.5, 2.0], ["temperature=0.5", "temperature=2"]),

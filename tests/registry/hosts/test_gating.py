@@ -11,14 +11,17 @@ import pytest
 import torch
 
 from registry import MixtureTraining, Recipe, Registry, TestSettings, TrainSettings
+from registry.calibration import Calibration
 from registry.composition.route import route
 from registry.errors import InvalidInputError, UnsupportedFamilyError
 from registry.runtime.gates import force_expert, gates, record_routing
 from registry.runtime.loading import has_our_code
+from registry.training.router_trainer import RouterTrainer
+from registry.training.training_windows import Windows, next_token_loss
 from tests.conftest import Shared, Zoo
 from tests.models import train_tokenizer
 from tests.registry.hosts.test_hosts import CASES, IDS, Variant, load, mixture, run, shared_variant, variant_of
-from tests.registry.runtime.test_gates import check_choice, check_training
+from tests.registry.runtime.test_gates import ALL, check_choice, check_training
 from tests.transformers4 import Transformers4
 
 EXPERTS = ("code", "law", "math")
@@ -64,9 +67,28 @@ def test_folder_computes_equation_4(variant: tuple[str, Variant], tmp_path: Path
         with force_expert(moe, expert), record_routing(moe) as forced:
             run(moe)
         assert all(torch.equal(one.weights[0].amax(dim=1), torch.ones(IDS.numel())) for one in forced)
-    for candidates in range(max(k, 2), 4):
+    for candidates in range(k, 4):
         check_training(moe, candidates)
+    check_gradient(moe, k)
     assert has_our_code(tmp_path / "moe") == HOSTS[name].startswith("routed_")
+
+
+def check_gradient(moe: Any, k: int) -> None:
+    """Check the gradient that compares k experts, against autograd through the host's own forward pass."""
+    windows = Windows(Calibration(IDS.int(), torch.full((2,), IDS.shape[1], dtype=torch.int32), ""), ALL, ALL, 0)
+    trainer = RouterTrainer(moe, windows, TrainSettings(batch_size=2, whiten=False), candidates=k)
+    moe.zero_grad()
+    trainer.gradient(0)
+    for gate in gates(moe):
+        gate.weight.requires_grad_(True)
+    next_token_loss(moe, *windows.take(ALL), "mean").backward()
+    for gate, part in zip(gates(moe), trainer.parts, strict=True):
+        assert part.grad is not None
+        assert gate.weight.grad is not None
+        assert bool(part.grad.any())
+        assert torch.allclose(part.grad, gate.weight.grad, rtol=1e-3, atol=1e-6)
+        gate.weight.grad = None
+    moe.requires_grad_(False)
 
 
 def test_transformers_4_agrees(variant: tuple[str, Variant], tmp_path: Path, transformers4: Transformers4) -> None:

@@ -1,4 +1,4 @@
-"""Proves: gates, sparsity, overlap, the multiplier and layers between experts compute what their papers say.
+"""Proves: gates, sparsity, penalty, overlap, the multiplier and layers between experts compute what their papers say.
 
 References are plain loops over experts and outputs; the equations are named beside them: of gates those of Louizos et
 al. 2018, of experts the sum of SIMoE (Chen et al. 2025), θ = θ_pre + Σ_m α_m (z_m ∘ δ).
@@ -18,6 +18,7 @@ from registry.maths.interpolation import (
     expert_weights,
     final_masks,
     next_multiplier,
+    orthogonality,
     overlap,
     overlap_matrix,
     pack_bits,
@@ -67,6 +68,25 @@ def test_uniform_numbers_of_0_give_a_closed_gate_and_finite_gradients() -> None:
     assert gates.tolist() == pytest.approx([0.0, 0.5, 1.0])
     assert log_alpha.grad is not None
     assert bool(log_alpha.grad.isfinite().all())
+
+
+def test_orthogonality_is_the_distance_of_the_products_of_gates_from_the_identity() -> None:
+    gates = torch.rand((4, 30), generator=torch.Generator().manual_seed(3))
+    gates[gates < 0.4] = 0
+    rows, squares = gates.tolist(), 0.0
+    for m in range(4):
+        for k in range(4):  # ‖Z Zᵀ - I‖, the diagonal too
+            product = sum(x * y for x, y in zip(rows[m], rows[k], strict=True))
+            squares += (product - (m == k)) ** 2
+    assert float(orthogonality(gates)) == pytest.approx(math.sqrt(squares), rel=1e-5)
+    assert float(orthogonality(gates[:1])) == pytest.approx(abs(sum(x * x for x in rows[0]) - 1), rel=1e-5)
+    assert float(orthogonality(torch.ones(2, 5))) == pytest.approx(math.sqrt(2 * 4**2 + 2 * 5**2))
+    assert float(orthogonality(torch.zeros(2, 5))) == pytest.approx(math.sqrt(2))
+    least = torch.eye(3, 5, requires_grad=True)
+    orthogonality(least).backward()
+    assert orthogonality(least).item() == 0
+    assert least.grad is not None
+    assert not bool(least.grad.any())
 
 
 def test_overlap_is_the_mean_cosine_of_two_different_masks() -> None:

@@ -24,6 +24,18 @@ def test_straight_through_is_top_k_forward_and_softmax_backward(top_k: int, cand
     assert bool((found != 0).any())
 
 
+def test_a_share_of_the_softmax_over_all_has_a_gradient_at_one_expert() -> None:
+    """DUME eq. 4 at k = 1: the weight is p_c of the chosen expert c, and ∂p_c / ∂logit_e = p_c ([e = c] − p_e)."""
+    logits = LOGITS.clone().requires_grad_()
+    weights, chosen = straight_through(logits, 1, 1, 1.0, renormalize=False)
+    (found,) = torch.autograd.grad(weights.sum(), logits)
+    p = LOGITS.softmax(dim=-1).tolist()
+    for row, c, weight, gradient in zip(p, chosen.flatten().tolist(), weights.flatten().tolist(), found, strict=True):
+        assert (c, weight) == (row.index(max(row)), pytest.approx(max(row), rel=1e-5))
+        expected = [row[c] * ((e == c) - row[e]) for e in range(5)]
+        assert gradient.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-7)
+
+
 def test_balance_is_one_at_best_and_pulls_towards_it() -> None:
     even = torch.eye(5).repeat(10, 1) * 20
     weights, chosen = straight_through(even, 1, 2, 1.0)

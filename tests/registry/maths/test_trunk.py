@@ -127,7 +127,7 @@ def test_dares_mask_keeps_its_share_and_follows_from_the_digest() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_task_arithmetic_and_coefficients_equal_a_reference(dtype: torch.dtype) -> None:
-    """θ(α) = θ_0 + Σ_e α_e (θ_e − θ_0), Soup-of-Experts, eq. 2–3, in plain loops; α = 1 for one member alone is it."""
+    """θ(α) = θ_0 + Σ_e α_e (θ_e − θ_0), Soup-of-Experts, eq. 2, in plain loops; α = 1 for one member alone is it."""
     *members, base = (tensor.to(dtype) for tensor in tensors())
     coefficients = [0.7, -1.3, 0.0]
     found = combined("task-arithmetic", members, base=base, size=2, coefficients=coefficients)

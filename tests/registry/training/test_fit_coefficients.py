@@ -95,7 +95,7 @@ def a_batch() -> tuple[Tensor, Tensor]:
 def test_gradient_equals_autograd_through_the_sum(
     tmp_path: Path, tokenizer: Any, family: str, config: dict[str, Any]
 ) -> None:
-    """Soup-of-Experts, eq. 2–3: L(θ_0 + Σ_e α_e (θ_e − θ_0)), differentiated by α in float64."""
+    """Soup-of-Experts, §2.7 (ψ) and eq. 2: L(θ_0 + Σ_e α_e (θ_e − θ_0)), differentiated by α in float64."""
     with registered(tmp_path, tokenizer, family, (320, 320, 320), **config) as registry:
         weights, model = loaded(registry, {"e1": 0.1, "e2": 0.2}, tmp_path / "model")
         weights.set([0.6, -0.3])

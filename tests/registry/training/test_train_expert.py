@@ -30,7 +30,7 @@ from registry.member import load_member
 from registry.progress import silent
 from registry.runtime.loading import load_model, load_tokenizer
 from registry.training import TrainedExpert
-from registry.training.coordinated import CoordinatedMLP, begin_rows
+from registry.training.coordinated import CoordinatedMLP, begin_rows, bound_biases
 from registry.training.loop import Losses, curve
 from registry.training.training_windows import draw_conversations, draw_windows, make_windows
 from tests.conftest import Zoo, files_of
@@ -416,7 +416,7 @@ def test_a_bias_trains_beside_its_row_and_files_of_another_form_are_refused(
     trained = unpack_rows(whole, (2, 32), "out")
     assert trained.bias is not None
     assert trained.bias.shape == (2,)
-    assert trained.bias.all()
+    assert trained.bias.max() <= 0
     again = unpack_rows(pack_rows(trained), (2, 32), "out")
     assert again.bias is not None
     assert (again.anchor, again.rows.tolist()) == (trained.anchor, trained.rows.tolist())
@@ -449,6 +449,34 @@ def test_a_coordinated_mlp_mixes_by_its_logit() -> None:
     with torch.no_grad():
         layer.bias.fill_(-1e4)
     assert torch.equal(layer(x), linear(x))
+
+
+def test_a_bias_is_at_most_0_after_each_step_and_learns_on_there() -> None:
+    """Logits (0, r·x + min(b, 0)), FlexOlmo's b_i < 0 (§3.3.2); steps of plain descent b ← min(b − η ∂L/∂b, 0)."""
+    generator, rate = torch.Generator().manual_seed(0), 2.0
+    layer = CoordinatedMLP(torch.nn.Linear(4, 4, bias=False), 4, bias=True)
+    x = torch.randn(1, 5, 4, generator=generator)
+    with torch.no_grad():
+        layer.row.copy_(torch.randn(4, generator=generator))
+        next(layer.expert.parameters()).mul_(2.0)
+    assert layer.bias is not None
+    expected, seen = 0.0, []
+    for sign in (-1, -1, 1, 1, -1):  # of the loss: b is pushed up, down and up again
+        public, own = layer.public(x), layer.expert(x)
+        loss = sign * (layer(x) - public).mul(own - public).sum()
+        (gradient,) = torch.autograd.grad(loss, layer.bias)
+        slope = 0.0
+        for token, difference in zip(x[0], (own - public)[0].detach(), strict=True):
+            p = 1 / (1 + math.exp(-(float(layer.row.detach() @ token) + min(expected, 0.0))))
+            slope += sign * p * (1 - p) * float(difference @ difference)
+        assert float(gradient) == pytest.approx(slope, rel=1e-4)
+        with torch.no_grad():
+            layer.bias.sub_(rate * gradient)
+        bound_biases([layer])
+        expected = min(expected - rate * slope, 0.0)
+        assert layer.bias.item() == pytest.approx(expected, rel=1e-4)
+        seen.append(expected)
+    assert seen[1] == 0 > seen[2] > seen[3] < seen[4] <= 0
 
 
 @pytest.mark.check

@@ -59,12 +59,13 @@ def test_only_routers_change_and_equal_inputs_give_equal_bytes(
     assert document["training"]["lr"] == 0.05
     for key in ("members", "recipe", "host", "base"):
         assert document[key] == before[key]
+    assert "whiten" not in document["training"]  # as early versions wrote it
     card = files["README.md"].decode()
     assert f"| composition | `{done.digest}` |\n| training | routers alone, 6 steps" in card
     assert "without training" not in card
     assert not list(filled.home.partial.glob("*"))
     assert not torch.equal(logits(tmp_path / "out", IDS), logits(moe, IDS))
-    for changes in ({"seed": 1}, {"lr": 0.04}, {"top_k_train": 3}, {"balance": 0.0}):
+    for changes in ({"seed": 1}, {"lr": 0.04}, {"top_k_train": 3}, {"balance": 0.0}, {"whiten": False}):
         other = TrainSettings(**(vars(SETTINGS) | changes))
         assert train(filled, moe, tmp_path / "other", zoo, settings=other, force=True).digest != done.digest
         assert files_of(tmp_path / "other")["model.safetensors"] != files["model.safetensors"], changes
@@ -100,6 +101,22 @@ def test_interrupted_training_goes_on_to_the_same_bytes(
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
     assert (f"goes on: {at} of 6" in heard.text) is (damage is None)
     assert not list(filled.home.partial.glob("*"))
+
+
+@pytest.mark.check
+def test_gates_of_equation_4_train_on_their_one_expert(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    """DUME+ (§3.1): k = 1, no load balance, the weights as they are; in the gradient no other expert takes part."""
+    recipe = Recipe(trunk="mean", router="ridge", top_k=1, gating="softmax-topk", temperature=1.0, host="remote-code")
+    filled.compose(["code", "law", "math"], tmp_path / "moe", recipe)
+    settings = TrainSettings(steps=30, batch_size=4, seq_len=32, lr=0.02, top_k_train=1, whiten=False)
+    done = train(filled, tmp_path / "moe", tmp_path / "out", zoo, settings=settings)
+    assert done.after < done.before
+    assert (done.document["training"]["top_k_train"], done.document["training"]["whiten"]) == (1, False)
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("moe", "out"))
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {
+        name for name in before if name.endswith("gate.weight")
+    }
+    assert filled.reproduce(tmp_path / "out").is_same
 
 
 @pytest.mark.check
@@ -143,7 +160,11 @@ def test_what_cannot_be_trained_is_refused(filled: Registry, moe: Path, zoo: Zoo
     for out in (moe, moe / "below", tmp_path):
         with pytest.raises(errors.OutputError):
             train(filled, moe, out, zoo, force=True)
-    for settings, message in ({"top_k_train": 4}, "top-k-train is 4"), ({"lr": 1e30}, "the loss in step|NaN"):
+    for settings, message in (
+        ({"top_k_train": 4}, "top-k-train is 4"),
+        ({"top_k_train": 1}, "from 2 to 3: .* at least 2"),
+        ({"lr": 1e30}, "the loss in step|NaN"),
+    ):
         with pytest.raises(errors.InvalidInputError, match=message):
             train(filled, moe, tmp_path / "out", zoo, settings=TrainSettings(**(vars(SETTINGS) | settings)))
     with pytest.raises(errors.CalibrationError, match="is not a file"):

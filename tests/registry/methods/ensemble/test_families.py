@@ -57,7 +57,7 @@ def expected(routing: str, own: torch.Tensor) -> torch.Tensor:
         weights = perplexity_weights(own, 2, 500.0)
         return (own.double() * weights.unsqueeze(-1)).sum(2).log_softmax(-1).float()
     weights = torch.full(own.shape[:3], 1 / len(NAMES), dtype=torch.float64)
-    inverse = (gained(own)[:, FIRST - 1] / (FIRST - 1)).exp()  # MergeME §3.1.3: softmax of 1 / (PPL T)
+    inverse = (gained(own)[:, FIRST - 1] / (FIRST - 1)).exp()  # MergeME §3.1.3: softmax of 1 / PPL; T: ours
     weights[:, FIRST - 1 :] = cut(inverse / 1e-3, 2).unsqueeze(1)
     return mixture(own, weights)
 

@@ -33,7 +33,7 @@ def test_model_is_task_arithmetic_with_the_coefficients_of_its_weights(soup: Reg
     router = unpack_router(member.file(SOUP_ROUTER), member.content["soup"], 32, "soup")
     hidden = torch.from_numpy(router.hidden).double() @ torch.tensor([0.75, 0.0, 0.25]).double()
     middle = torch.relu(hidden + torch.from_numpy(router.hidden_bias))
-    alpha = torch.from_numpy(router.output).double() @ middle + torch.from_numpy(router.output_bias)  # eq. 2–3
+    alpha = torch.from_numpy(router.output).double() @ middle + torch.from_numpy(router.output_bias)  # φ (§2.3)
     assert list(found.coefficients.values()) == pytest.approx(alpha.tolist(), rel=1e-12)
     for name in ("soup", "soup-1", "soup-2"):
         soup.export(name, tmp_path / name)
@@ -42,7 +42,7 @@ def test_model_is_task_arithmetic_with_the_coefficients_of_its_weights(soup: Reg
     assert written.keys() == shared.keys()
     for name, tensor in shared.items():
         expected = tensor.double()
-        for j, expert in enumerate(experts):  # eq. 2–3
+        for j, expert in enumerate(experts):  # eq. 2
             expected = expected + list(found.coefficients.values())[j] * (expert[name].double() - tensor.double())
         assert torch.allclose(written[name].double(), expected, atol=1e-6), name
     assert not {SOUP_FILE, SOUP_ROUTER} & files_of(tmp_path / "out").keys()

@@ -1,4 +1,4 @@
-"""Proves: coefficients and weights are those of eq. 2–3, and draws those of algorithm 2 (Ablin et al. 2025)."""
+"""Proves: coefficients, weights and draws are those of §2.3, eq. 2, §2.4 and algorithm 1 (Ablin et al. 2025)."""
 
 import math
 
@@ -19,13 +19,13 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_coefficients_are_those_of_eq_2() -> None:
+def test_coefficients_are_those_of_the_router() -> None:
     k, n, units = 3, 4, 5
     w1, b1, w2, b2 = (torch.randn(shape, generator=generator()) for shape in ((units, k), (units,), (n, units), (n,)))
     weights = [1.0, 0.0, 3.0]
     h = [weight / 4 for weight in weights]
     expected = []
-    for j in range(n):  # α = φ(h), with one hidden layer (eq. 2–3)
+    for j in range(n):  # α = φ(h), with one hidden layer (§2.3)
         total = float(b2[j])
         for f in range(units):
             hidden = float(b1[f]) + sum(float(w1[f, d]) * h[d] for d in range(k))
@@ -37,21 +37,21 @@ def test_coefficients_are_those_of_eq_2() -> None:
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 3)])
-def test_weights_are_those_of_eq_3(shape: tuple[int, ...]) -> None:
+def test_weights_are_those_of_eq_2(shape: tuple[int, ...]) -> None:
     shared, experts = torch.randn(shape, generator=generator()), torch.randn((3, *shape), generator=generator(1))
     alpha = torch.tensor([0.5, -2.0, 0.0])
     expected = shared.clone()
-    for j in range(3):  # Θ = S + Σ_j α_j E_j (eq. 2–3)
+    for j in range(3):  # Θ = S + Σ_j α_j E_j (eq. 2)
         expected = expected + alpha[j] * experts[j]
     assert torch.allclose(combined(shared, experts, alpha), expected, atol=1e-6)
 
 
-def test_low_rank_weights_are_those_of_eq_3() -> None:
+def test_low_rank_weights_are_those_of_eq_2() -> None:
     shared = torch.randn((4, 3), generator=generator())
     left, right = torch.randn((3, 4, 2), generator=generator(1)), torch.randn((3, 2, 3), generator=generator(2))
     alpha = torch.tensor([0.5, -2.0, 1.5])
     expected = shared.clone()
-    for j in range(3):  # E_j = U_j V_j
+    for j in range(3):  # E_j = U_j V_j (§2.6)
         for a in range(4):
             for b in range(3):
                 expected[a, b] += alpha[j] * sum(left[j, a, r] * right[j, r, b] for r in range(2))

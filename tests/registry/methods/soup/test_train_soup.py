@@ -1,4 +1,7 @@
-"""Proves: a step is that of algorithm 2; a training that goes on ends in the same bytes; wrong input is refused."""
+"""Proves: a step is that of algorithm 2 and Table 3 (Ablin et al. 2025); wrong input is refused.
+
+And: a training that goes on ends in the same bytes.
+"""
 
 import json
 import math
@@ -11,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from registry import ExpertTraining, Registry, SoupTraining
 from registry.checkpoint import Checkpoint
@@ -24,12 +28,13 @@ from registry.methods.soup.text import read_soup_windows
 from registry.methods.soup.versions import SOUP_FILE, SOUP_ROUTER, unpack_router
 from registry.progress import silent
 from registry.runtime.loading import load_model, load_tokenizer
-from registry.training.loop import BETAS
 from tests.conftest import Zoo, files_of
 from tests.models import make_model, save_checkpoint, write_jsonl
 from tests.registry.methods.soup.conftest import DOMAINS, SETTINGS, corpora_of, settings_with, text_of
 from tests.remarks import Remarks
 
+BETAS, CLIP = (0.9, 0.999), 0.1
+"""Table 3."""
 EPSILON = 1e-8
 """ε of AdamW."""
 
@@ -47,7 +52,7 @@ def digests_of(registry: Registry) -> list[str]:
 
 
 class Reference:
-    """Algorithm 2 with eq. 2–3 in float64: gradients through plain sums over experts, AdamW as in its paper."""
+    """Algorithm 2 with φ (§2.3) and eq. 2 in float64: gradients through plain sums over experts, AdamW as published."""
 
     def __init__(self, zoo: Zoo, settings: SoupTraining) -> None:
         self.settings, checkpoint = settings, Checkpoint(zoo.base)
@@ -73,9 +78,9 @@ class Reference:
 
     def step(self, t: int, h: Tensor, ids: Tensor, keep: Tensor) -> None:
         parts = {key: part.detach().requires_grad_(True) for key, part in self.parts.items()}
-        alpha = parts["w2"] @ torch.relu(parts["w1"] @ h + parts["b1"]) + parts["b2"]  # eq. 2–3
+        alpha = parts["w2"] @ torch.relu(parts["w1"] @ h + parts["b1"]) + parts["b2"]  # φ (§2.3)
         theta = {}
-        for name in self.names:  # Θ = S + Σ_j α_j E_j
+        for name in self.names:  # Θ = S + Σ_j α_j E_j (eq. 2)
             theta[name] = parts[f"S {name}"]
             for j in range(self.settings.experts):
                 theta[name] = theta[name] + alpha[j] * parts[f"E{j} {name}"]
@@ -84,10 +89,10 @@ class Reference:
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
         gradients = dict(zip(parts, torch.autograd.grad(loss, list(parts.values())), strict=True))
         norm = math.sqrt(sum(float(found.square().sum()) for found in gradients.values()))
-        assert norm > 1.0  # so that clipping takes the scale of the loss out
+        assert norm > CLIP
         rate = self.settings.lr * self.settings.rate(t - 1)
         for key, gradient in gradients.items():
-            self.adamw(key, gradient / norm, rate, t)
+            self.adamw(key, CLIP * gradient / norm, rate, t)
 
     def adamw(self, key: str, g: Tensor, rate: float, t: int) -> None:
         """Loshchilov & Hutter 2019, algorithm 2; matrices decay."""
@@ -103,8 +108,17 @@ class Reference:
 
 @pytest.mark.check
 def test_steps_are_those_of_algorithm_2(filled: Registry, zoo: Zoo) -> None:
-    settings = settings_with(tokens=3 * 2 * 32, hidden=4, warmup=0)
+    settings, norms = settings_with(tokens=3 * 2 * 32, hidden=4, warmup=0, weight_decay=0.1), list[float]()
+
+    def norm(optimiser: torch.optim.Optimizer, *_: Any) -> None:
+        groups = optimiser.param_groups
+        assert {group["betas"] for group in groups} == {BETAS}
+        norms.append(math.sqrt(sum(float(part.grad.square().sum()) for group in groups for part in group["params"])))
+
+    hook = register_optimizer_step_pre_hook(norm)
     filled.train_soup("soup", "base", text_of(zoo), settings)
+    hook.remove()
+    assert norms == pytest.approx([CLIP] * 3, rel=1e-4)
     reference = Reference(zoo, settings)
     before = dict(reference.parts)
     reference.run()
@@ -120,6 +134,16 @@ def test_steps_are_those_of_algorithm_2(filled: Registry, zoo: Zoo) -> None:
     router = unpack_router(member.file(SOUP_ROUTER), member.content["soup"], 32, "soup")
     for key, part in (("w1", router.hidden), ("b1", router.hidden_bias), ("w2", router.output)):
         assert np.allclose(part, reference.parts[key].numpy(), atol=2e-3), key
+
+
+def test_defaults_are_those_of_table_3_and_other_trainings_keep_theirs() -> None:
+    """Of the warm-up its 2,000 steps are the most: it has 1,024,000 steps."""
+    soup, other = SoupTraining(2), ExpertTraining()
+    assert (soup.lr, soup.weight_decay, soup.betas, soup.clip) == (1e-4, 0.0, BETAS, CLIP)
+    assert (other.lr, other.weight_decay, other.betas, other.clip) == (3e-4, 0.1, (0.9, 0.95), 1.0)
+    assert [replace(soup, tokens=steps * 8 * 256).rising for steps in (200, 1_024_000)] == [10, 2000]
+    assert replace(soup, tokens=1_024_000 * 8 * 256, warmup=5000).rising == 5000
+    assert (soup.inputs(3, "cpu", "float32")["beta2"], soup.inputs(3, "cpu", "float32")["clip"]) == (0.999, 0.1)
 
 
 def test_the_loss_falls_and_versions_say_what_they_are(soup: Registry) -> None:
