@@ -40,6 +40,7 @@ def page(place: Place) -> str:
         "",
         f"The adapters of this base model have rank {_ranks(place, every)}. Merges and",
         "averages give each adapter the weight 1 / members, `sum` the weight 1; PEFT's TIES and DARE keep half.",
+        "For PEFT, adapters of a smaller rank have zeros up to the largest.",
         "Without base member, all text goes to an adapter. MB are",
         "those of a composed folder, and then those of a loaded model's weights in float32; work is a token's",
         "multiplications, the base model's being 1. Each calibration, and the text that the base model wrote, has",

@@ -30,7 +30,7 @@ from registry.maths.context.rotary import recency_weights, rotary_tables
 from registry.maths.threads import Once
 from registry.member import Member
 from registry.methods.moe.options import SOLVES_AGAIN
-from registry.methods.moe.plan import context_windows
+from registry.methods.moe.plan import context_windows, fast_window
 from registry.methods.whole_members import dense_settings
 from registry.runtime.loading import load_tokenizer
 
@@ -229,7 +229,7 @@ def limits_of(plan: Plan, *, in_place: bool = False) -> Float[Tensor, "E E"]:
     shares = shares_of(plan, in_place=in_place)
     evidence = _evidence(plan, shares)
     rows = min(map(len, (shares, evidence)))
-    return thresholds(shares[:rows], evidence[:rows], FAST)
+    return thresholds(shares[:rows], evidence[:rows], FAST if in_place else fast_window(plan))
 
 
 def thresholds_of(plan: Plan) -> Float[Tensor, "E E"]:
@@ -259,12 +259,12 @@ def scores_of(
 def past_weights(plan: Plan, length: int) -> tuple[Float[Tensor, "S"], Float[Tensor, "S"] | None]:
     """Return w(Δ) for Δ = 0 … length − 1: how the context layer weighs the past, slow and, where it has one, fast."""
     if plan.recipe.host == REMOTE_CODE:
-        past, tau = torch.arange(length, dtype=torch.float64), plan.recipe.context_window
+        past, tau, fast = torch.arange(length, dtype=torch.float64), plan.recipe.context_window, fast_window(plan)
         if not tau:
             return torch.ones(length, dtype=torch.float64), None
-        return torch.exp(-past / tau), torch.exp(-past / FAST) if tau > FAST else None
+        return torch.exp(-past / tau), torch.exp(-past / fast) if tau > fast else None
     translation = plan.lead.hosts[plan.recipe.host or next(iter(plan.lead.hosts))]
-    windows, _ = context_windows(translation, plan.recipe.context_window, len(plan.members))
+    windows, _ = context_windows(plan, translation)
     sizes = translation.architecture
     rotary = rotary_tables(sizes.rope_parameters, sizes.head_dim, sizes.max_position_embeddings)
 

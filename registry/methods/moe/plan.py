@@ -18,7 +18,7 @@ from registry.hosts.head_map import holds_maps
 from registry.hosts.host import NORM_TOPK_PROB
 from registry.hosts.remote_code import BIASED, CONTEXT, HEAD_MAPS, REMOTE_CODE, WHOLE_SOFTMAX, routed_host
 from registry.hosts.tensors import Entries, Evidence, HeadMap, OwnHeadMap, Router, RouterBias
-from registry.maths.context.prefix import FAST
+from registry.maths.context.prefix import FAST, FAST_OF_TURNS
 from registry.maths.context.rotary import recency_amplitudes, rotary_tables
 from registry.maths.router.gates import balanced
 from registry.member import Member
@@ -85,7 +85,7 @@ def _with_context(plan: Plan) -> Plan:
     recipe, translation = plan.recipe, plan.parts
     if recipe.host == REMOTE_CODE:
         return _with_evidence(plan)
-    windows, notes = context_windows(translation, recipe.context_window, len(plan.members))
+    windows, notes = context_windows(plan, translation)
     maps, more = _head_maps(translation, recipe)
     try:
         layout = ContextLayout(translation.host, translation.architecture, len(plan.members), windows, maps=maps)
@@ -137,7 +137,7 @@ def _with_evidence(plan: Plan) -> Plan:
         family,
         CONTEXT,
         context_window=float(recipe.context_window),
-        context_fast=FAST if recipe.context_window > FAST else 0.0,
+        context_fast=short if recipe.context_window > (short := fast_window(plan)) else 0.0,
         context_alarm=ALARM,
         context_sharpness=SHARPNESS * MEAN / recipe.temperature,
         head_maps=has_maps,
@@ -159,9 +159,15 @@ def _with_evidence(plan: Plan) -> Plan:
     return _carried(replace(plan, tensors=tensors), replace(translation, host=host))
 
 
-def context_windows(translation: Translation, tau: float, experts: int) -> tuple[ContextWindows, tuple[str, ...]]:
-    """Return the windows of a context layer for τ in tokens, 0 for the whole text so far, and remarks."""
+def fast_window(plan: Plan) -> float:
+    """Return τ of the fast window, in tokens: longer where a member is known by messages of conversations."""
+    return FAST_OF_TURNS if any(member.is_of_contents for member in plan.members) else FAST
+
+
+def context_windows(plan: Plan, translation: Translation) -> tuple[ContextWindows, tuple[str, ...]]:
+    """Return the windows of a context layer for the recipe's τ in tokens, 0 for the whole text so far, and remarks."""
     kind, architecture = translation.host.context, translation.architecture
+    tau, experts, short = plan.recipe.context_window, len(plan.members), fast_window(plan)
     if not tau or kind is None:
         return ContextWindows(), ()
     rotary = rotary_tables(architecture.rope_parameters, architecture.head_dim, architecture.max_position_embeddings)
@@ -170,7 +176,7 @@ def context_windows(translation: Translation, tau: float, experts: int) -> tuple
         note = f"its rope cannot weigh the past by a window of {tau:g} tokens: routers read the mean of the whole text"
         return ContextWindows(), (note,)
     windows = ContextWindows(tuple(slow.tolist()), factor=rotary.factor)
-    fast = recency_amplitudes(rotary, FAST) if tau > FAST else None
+    fast = recency_amplitudes(rotary, short) if tau > short else None
     if fast is None:
         return windows, ()
     both = replace(windows, fast=tuple(fast.tolist()))
@@ -286,9 +292,7 @@ def context_cost(plan: Plan) -> RoutingCost | None:
     plain = recipe.replace(router="random", top_k=top_k(recipe, len(plan.members)), refine_mlp=False)
     without = make_plan(plan.members, plan.base, plain)
     mine, other = plan.parts.architecture, without.parts.architecture
-    has_window = recipe.host == REMOTE_CODE or bool(
-        context_windows(without.parts, recipe.context_window, len(plan.members))[0].slow
-    )
+    has_window = recipe.host == REMOTE_CODE or bool(context_windows(plan, without.parts)[0].slow)
     return RoutingCost(
         mine.num_hidden_layers - other.num_hidden_layers,
         any(isinstance(tensor.made, HeadMap | OwnHeadMap) for tensor in plan.tensors),

@@ -151,7 +151,7 @@ def chosen(model: Any, ids: torch.Tensor, **options: Any) -> list[torch.Tensor]:
     """Return the first expert that each layer's router chooses for each token, (N, S) a layer."""
     with torch.no_grad(), record_routing(model) as routings:
         model(input_ids=ids, **options)
-    assert len(routings) == model.config.num_hidden_layers - len(model.config.context_layers)
+    assert len(routings) == model.config.num_hidden_layers - len(getattr(model.config, "context_layers", ()))
     return [routing.chosen[0][:, 0].view(ids.shape) for routing in routings]
 
 

@@ -17,11 +17,14 @@ from registry.calibration import Calibration
 from registry.composition import Plan
 from registry.errors import CheckpointError
 from registry.families.sites import CONTENT_COUNTS, MLP_INPUT, TOKEN_COUNTS
-from registry.methods.moe.context import evidence_of, scores_of, turns_of
+from registry.hosts.remote_code import REMOTE_CODE
+from registry.methods.moe.context import evidence_of, past_weights, scores_of, turns_of
 from registry.statistics import file as statistics_file
 from registry.statistics.collect import collect_to
 from tests.conftest import Zoo
 from tests.models import WORDS, make_model, save_checkpoint, train_tokenizer
+from tests.registry.composition.test_context_routing import assert_same, chosen, expected
+from tests.registry.hosts.test_hosts import load
 from tests.remarks import Remarks
 
 TEMPLATE = (
@@ -122,6 +125,28 @@ def test_tokens_of_the_template_hardly_tell_chats_and_other_text_apart(
     assert float(told[:, 0].min()) < -1 < float(found[:, 0].min()) < 0  # the mean of two members is 0: two nats apart
     both = registry.plan(["long", "short"], Recipe(trunk="mean", router="context"))
     assert torch.equal(evidence_of(both), evidence_of(both, in_place=True))
+
+
+@pytest.mark.check
+def test_fast_window_is_longer_beside_an_expert_of_conversations(
+    registry: Registry, skills: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    register(registry, skills)
+    text = tmp_path / "text.jsonl"
+    text.write_text(json.dumps({"text": WORDS["math"]}) + "\n")
+    settings = replace(SETTINGS, sites="counts")
+    registry.add_expert("plain", skills["short"][0], data=[text], settings=settings)
+    recipe = Recipe(trunk="mean", router="context", context_window=16.0, host=REMOTE_CODE)
+    for names, tau in (["long", "plain"], 8), (["plain"], 4):
+        fast = past_weights(registry.plan(names, recipe), 80)[1]
+        assert fast is not None
+        assert fast.tolist() == torch.exp(-torch.arange(80, dtype=torch.float64) / tau).tolist()
+    plan = registry.compose(["long", "plain"], tmp_path / "moe", recipe)
+    words = "\n".join(" ".join(WORDS[name].split()[:20]) for name in ("math", "code", "math"))
+    ids = chat_tokenizer()(words, return_tensors="pt").input_ids
+    assert json.loads((tmp_path / "moe" / "config.json").read_text())["context_fast"] == 8
+    assert_same(chosen(load(tmp_path / "moe"), ids), plan, ids)
+    assert len(expected(plan, ids)[0].unique()) == 2  # the test can fail: both are chosen
 
 
 def as_before(member: Any) -> Any:
