@@ -152,7 +152,7 @@ DUME = Recipe(
     router="ridge", trunk="mean", refine=1, top_k=1, normalize=True, gating="softmax-topk", temperature=1.0,
     host=REMOTE_CODE,
 )  # fmt: skip
-"""Equation 4 of that paper, in which the one expert's weight is its softmax over all."""
+"""Equation 4 of that paper: the one expert's weight is its softmax over all, in closed form near 1 / their number."""
 
 IN_LLAMA = {f"--to moe in llama.cpp {kind}": in_llama(Recipe(), kind) for kind in ("f16", *QUANTISED)}
 """Rows that are measured if they are asked for: llama.cpp is built first."""
@@ -174,6 +174,7 @@ ROWS: dict[str, Load] = {
     "--to dense --trunk dare": dense("dare", density=0.8, scale=1.0),
     "--to dense --trunk task-arithmetic": dense("task-arithmetic", scale=0.3),
     "DUME as published": composed(DUME),
+    "DUME, weight 1": composed(Recipe(router="ridge", trunk="mean", refine=1, top_k=1, normalize=True)),
     "--router ridge": composed(Recipe(router="ridge")),
     "--to ensemble": composed(Recipe(to="ensemble")),
     "--to moe": composed(Recipe()),
