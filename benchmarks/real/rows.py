@@ -174,7 +174,7 @@ ROWS: dict[str, Load] = {
     "--to dense --trunk dare": dense("dare", density=0.8, scale=1.0),
     "--to dense --trunk task-arithmetic": dense("task-arithmetic", scale=0.3),
     "DUME as published": composed(DUME),
-    "DUME, weight 1": composed(Recipe(router="ridge", trunk="mean", refine=1, top_k=1, normalize=True)),
+    "DUME with weight 1": composed(Recipe(router="ridge", trunk="mean", refine=1, top_k=1, normalize=True)),
     "--router ridge": composed(Recipe(router="ridge")),
     "--to ensemble": composed(Recipe(to="ensemble")),
     "--to moe": composed(Recipe()),
