@@ -187,4 +187,4 @@ def wilson(right: int, count: int) -> tuple[float, float]:
     z, share = 1.96, right / count
     middle = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
-    return 100 * (middle - half), 100 * (middle + half)
+    return 100 * max(0.0, middle - half), 100 * min(1.0, middle + half)  # none right: 0, but for rounding
