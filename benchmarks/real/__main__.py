@@ -83,7 +83,7 @@ def main() -> None:
                 continue
             try:
                 found = measure(place, row, names, paced=given.pace and names == place.groups[-1])
-            except (ValueError, RegError) as error:  # such as adapters of several ranks, which PEFT refuses
+            except (ValueError, RegError) as error:  # such as an adapter that was not trained
                 found = {"refused": str(error)}
             keep(place, len(names), row, found)
             print(f"{len(names)} members, {row}:", found.get("refused", f"{found.get('seconds')} s"), flush=True)
