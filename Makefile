@@ -46,8 +46,8 @@ quality: .venv/installed  ## measure every method on real experts; FAR=folder ad
 real: .venv/installed  ## measure experts of a real model; SIZE=full takes a GPU; BASE=gemma-3-270m; ADAPTERS=folder and SKILLS=folder of your own
 	$(BIN)/python -m benchmarks.real $(if $(SIZE),--size $(SIZE)) $(if $(BASE),--base $(BASE)) $(if $(ADAPTERS),--adapters $(ADAPTERS)) $(if $(SKILLS),--skills $(SKILLS))
 
-papers: .venv/installed  ## measure tables in the shape of the papers'; FAR=folder adds far domains
-	$(BIN)/python -m benchmarks.papers $(if $(FAR),--far $(FAR))
+papers: .venv/installed  ## measure tables in the shape of the papers'
+	$(BIN)/python -m benchmarks.papers
 
 trust: .venv/installed .transformers-4.57/installed  ## the long runs behind docs/guarantees.md; each prints one line of JSON
 	@$(call alone,$(BIN)/pytest)

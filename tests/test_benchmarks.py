@@ -7,6 +7,7 @@ from random import Random
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 from benchmarks.alternating import HEADER, MOST_ROUNDS, Comparison, Run, alternate, once
 from benchmarks.bench import BENCHMARKS, MACHINES, Measured, page
@@ -15,6 +16,7 @@ from benchmarks.context_cost import RECIPES, REFERENCES, table
 from benchmarks.first_output import CALLS
 from benchmarks.many_members import RECIPES as MANY
 from benchmarks.many_members import figure as curves
+from benchmarks.papers import mergeme
 from benchmarks.papers.__main__ import current
 from benchmarks.papers.bench import DUME, GENERAL, NEAR, averaged, kept
 from benchmarks.papers.findings import FINDINGS
@@ -146,15 +148,17 @@ def test_difference_of_papers_rows_is_paired_by_window_and_judged_in_three_ways(
 
 def test_page_of_papers_says_what_experts_learned_and_judges_what_is_there() -> None:
     assert DUME == PUBLISHED
-    shared = {"base base@1": row("base", 0.3), "expert code": row("code", 0.0), "expert math": row("math", 0.2)}
-    mixtures = {"DUME": row("DUME", 0.1), "DUME+, long training": row("DUME+", 0.1), "oracle": row("oracle", 0.0)}
-    size = {"tokens": 1, "windows": 40, "steps": [1, 2], "seeds": 1}
-    part = {"scores": {}, "spread": {}, "size": size, **kept(shared | mixtures)}
-    text = papers_page({"machine": "here", "parts": {"dume": part | {"scores": {"DUME": {"average": 90.0}}}}})
-    gains = re.search(
-        r"^\| of `../shared/experts` \| .*: 25.9 % \| .*: 9.5 % \| 18.1 % \| 1 of 2 \|$", text, re.MULTILINE
-    )
-    assert gains
+    experts = {"base model": row("base", 0.3), "expert code": row("code", 0.0), "expert math": row("math", 0.2)}
+    mixtures = {"DUME": row("DUME", 0.1), "DUME+": row("DUME+", 0.1), "oracle": row("oracle", 0.0)}
+    size = dict.fromkeys(("tokens", "windows", "batch", "lr", "mixed_batch", "mixed_lr", "steps", "seeds"), 1)
+    part = {"scores": {"DUME": {"average": 90.0}}, "spread": {}, "size": size, **kept(mixtures)}
+    parts = {"near-frozen": {"size": size, **kept(experts)}, "dume": part}
+    text = papers_page({"machine": "here", "parts": parts})
+    gains = r"^\| frozen \| .*: 25.9 % \| .*: 9.5 % \| 18.1 % \| 1 of 2 \|$"
+    assert re.search(gains, text, re.MULTILINE)
+    assert text.count("Experts have read") == 1
+    parts["dume"]["size"] = size | {"windows": 2}
+    assert papers_page({"machine": "here", "parts": parts}).count("Experts have read") == 2
     assert text.index("What the experts learned") < text.index("What the papers find")
     verdicts = re.findall(r"^\| DUME, Table 2 \| (.*?) \| .* \| (.*?) \|$", text, re.MULTILINE)
     assert verdicts == [("router training (DUME+) gains a little", "within noise"), ("the oracle above DUME", "yes")]
@@ -221,3 +225,17 @@ def test_an_interval_of_equal_models_holds_nothing_else() -> None:
     low, high = wilson(25, 50)
     assert low == pytest.approx(36.6, abs=0.1)
     assert low + high == pytest.approx(100.0)
+
+
+def test_task_vectors_are_compared_by_block_and_layer_and_shares_by_domain() -> None:
+    keys = [f"model.layers.{layer}.{part}.weight" for layer in (0, 1) for part in ("self_attn.q_proj", "mlp.up_proj")]
+    base = {key: torch.ones(2, dtype=torch.bfloat16) for key in (*keys, "lm_head.weight")}
+    along = {key: base[key] + torch.tensor([1.0, 0.0]) for key in keys}
+    turned = {key: base[key] + torch.tensor([3.0, 4.0] if "self_attn" in key else [0.0, 2.0]) for key in keys}
+    found = mergeme.similarity(base, [along, turned, along])
+    assert found == {"attention": pytest.approx([(0.6 + 1 + 0.6) / 3] * 2), "MLP": pytest.approx([1 / 3] * 2)}
+    assert list(mergeme.similarity_section({"task-vectors": {"similarity": found}}))[-1] == "| 1 | 0.733 | 0.333 |"
+    own = {row: {"code": {"code": 0.75, "public": 0.25}} for row in (mergeme.SEPARATE, *mergeme.RIDGE.values())}
+    lines = list(mergeme.section({"mergeme": {"scores": {"DUME": {"code": 90.0}}, "shares": own}}))
+    assert lines[-2:] == ["| perplexity | code | 75 | 25 |", "| ridge | code | 75 | 25 |"]
+    assert {*own, f"{mergeme.DIAGONALS}, prompt-perplexity"} <= set(mergeme.rows())

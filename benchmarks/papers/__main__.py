@@ -1,15 +1,15 @@
 """Tables in the shape of the papers': FlexOlmo, DUME, MergeME, Soup-of-Experts, SIMoE.
 
-    python -m benchmarks.papers [--shared ../shared] [--far FOLDER] [--only near-free,dume] [--work build/papers]
+    python -m benchmarks.papers [--shared ../shared] [--only near-free,dume] [--work build/papers]
 
-Experts are trained from SHARED/experts/base on SHARED/corpora/<domain>/train.jsonl.gz, each on as many tokens: free
-(all weights), frozen (the MLPs alone) and coordinated (the MLPs beside the public expert's, with rows of their own).
+Experts of SHARED/experts/base and SHARED/corpora/<domain>/train.jsonl.gz, each of as many tokens: free (all weights,
+those of SHARED/experts), frozen (the MLPs alone) and coordinated (the MLPs beside the public expert's, with rows of
+their own).
 Every kind has a registry of its own, in which the base model also stands as the expert `public`. All compositions are
 scored on the same test windows. Perplexities are absolute: a normalised score divides by each kind's own experts.
 
 Every part is kept in --work; an interrupted run goes on. Writes PAPERS.md, and beside it PAPERS.json with the figures
-and the size of every part: with --only, and without FAR, the page has the other parts from there. FAR holds far
-experts' `corpora`, as far_text.py makes them.
+and the size of every part: with --only the page has the other parts from there.
 """
 
 import argparse
@@ -32,10 +32,9 @@ def main() -> None:
     """Run what is not there yet, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="default: %(default)s")
-    parser.add_argument("--far", type=Path, help="`corpora` of far experts; without, their rows are left out")
     parser.add_argument("--tokens", type=int, default=819_200, help="of each expert; default: %(default)s")
-    parser.add_argument("--batch", type=int, default=8, help="windows of a training step; default: %(default)s")
-    parser.add_argument("--lr", type=float, default=3e-4, help="the highest learning rate; default: %(default)s")
+    parser.add_argument("--batch", type=int, default=4, help="windows of a training step; default: %(default)s")
+    parser.add_argument("--lr", type=float, default=1e-3, help="the highest learning rate; default: %(default)s")
     parser.add_argument(
         "--mixed-batch", type=int, default=8, help="--batch where text is of several domains; default: %(default)s"
     )
@@ -43,10 +42,8 @@ def main() -> None:
         "--mixed-lr", type=float, default=5e-5, help="--lr where text is of several domains; default: %(default)s"
     )
     parser.add_argument("--windows", type=int, default=16, help="of each test domain; default: %(default)s")
-    parser.add_argument(
-        "--steps", type=int, nargs=2, default=[10, 40], help="of a short and a long training of routers"
-    )
-    parser.add_argument("--seeds", type=int, default=1, help="in DUME's Table 2; default: %(default)s")
+    parser.add_argument("--steps", type=int, default=50, help="of a training of routers; default: %(default)s")
+    parser.add_argument("--seeds", type=int, default=3, help="in DUME's Table 2; default: %(default)s")
     parser.add_argument("--work", type=Path, default=Path("build/papers"), help="default: %(default)s")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, help="parts at a time, a thread each; default: %(default)s"
@@ -54,7 +51,7 @@ def main() -> None:
     parser.add_argument("--only", help=f"parts, or '' to write the page alone: {','.join(PARTS)}")
     parser.add_argument("--out", type=Path, default=PAGE, help="default: %(default)s")
     given = parser.parse_args()
-    roots = given.shared.absolute(), given.far, given.work.absolute()
+    roots = given.shared.absolute(), given.work.absolute()
     rates = given.batch, given.lr, given.mixed_batch, given.mixed_lr
     bench = Bench(*roots, given.tokens, *rates, given.windows, given.steps, given.seeds)
     wanted = list(PARTS) if given.only is None else given.only.split(",") if given.only else []
@@ -62,11 +59,7 @@ def main() -> None:
         parser.error(f"{', '.join(sorted(strangers))} is no part: {', '.join(PARTS)}")
     results = bench.work / "results"
     results.mkdir(parents=True, exist_ok=True)
-    missing = [
-        name
-        for name in wanted
-        if not (results / f"{name}.json").exists() and (bench.far is not None or not name.startswith("far-"))
-    ]
+    missing = [name for name in wanted if not (results / f"{name}.json").exists()]
     start = time.perf_counter()
     run_parts(missing, bench, results, given.jobs)
     took = time.perf_counter() - start

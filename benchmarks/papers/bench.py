@@ -19,8 +19,7 @@ from registry.evaluation.results import DomainLoss, Row, over_seeds
 Figures = dict[str, Any]
 
 NEAR = ("biomed", "code", "german", "literature", "math")
-FAR = ("c_headers", "chinese")
-BASE, PUBLIC, GENERAL = "base", "public", "general"
+BASE, PUBLIC, GENERAL, FREE = "base", "public", "general", "free"
 
 DUME = Recipe(**METHODS["dume-eq-4"].settings)
 """DUME as published: gates of equations 4 and 7, the closed form solved again on tokens forced through each expert."""
@@ -34,7 +33,6 @@ class Bench:
 
     Attributes:
         shared: the folder with `experts` and `corpora`.
-        far: a folder with `corpora` of far experts, or None.
         work: a folder for registries and compositions.
         tokens: training tokens of each expert.
         batch: windows of 256 tokens in a step of the training of weights.
@@ -42,12 +40,11 @@ class Bench:
         mixed_batch: windows in a step of a training on text of several domains.
         mixed_lr: its highest learning rate.
         windows: test windows of each domain.
-        steps: of a short and of a long training of routers.
+        steps: of a training of routers.
         seeds: of random routers and of trainings of routers, in DUME's Table 2.
     """
 
     shared: Path
-    far: Path | None
     work: Path
     tokens: int
     batch: int
@@ -55,13 +52,12 @@ class Bench:
     mixed_batch: int
     mixed_lr: float
     windows: int
-    steps: Sequence[int]
-    seeds: int = 1
+    steps: int
+    seeds: int
 
     def text(self, domain: str, part: str) -> Path:
         """Return the file of a domain's `train` or `test` text."""
-        root = self.far if domain in FAR and self.far else self.shared
-        return root / "corpora" / domain / f"{part}.jsonl.gz"
+        return self.shared / "corpora" / domain / f"{part}.jsonl.gz"
 
     def lines(self, domain: str, part: str, number: int) -> list[str]:
         """Return the first lines of a domain's text, a document each."""
@@ -69,19 +65,19 @@ class Bench:
             return list(islice(file, number))
 
     def home(self, kind: str) -> Path:
-        """Return the registry of a kind of experts."""
-        return self.work / f"{kind}-{self.tokens}"
+        """Return the registry of a kind of experts: free ones are those of SHARED."""
+        return self.work / ("shared-experts" if kind == FREE else f"{kind}-{self.tokens}")
 
     def training(self, times: float = 1) -> dict[str, Any]:
         """Return the settings of a training of so many times the tokens of an expert, at an expert's rate."""
         return {"tokens": int(times * self.tokens), "batch_size": self.batch, "lr": self.lr}
 
-    def mixed_training(self, times: int = 1) -> dict[str, Any]:
-        """Return the settings of a training on text of several domains, of so many times the tokens of an expert.
+    def mixed_training(self, share: float = 1) -> dict[str, Any]:
+        """Return the settings of a training on text of several domains, of a share of the tokens of an expert.
 
         The base model has learnt from such text already: at an expert's rate, few tokens make it worse.
         """
-        return {"tokens": times * self.tokens, "batch_size": self.mixed_batch, "lr": self.mixed_lr}
+        return {"tokens": int(share * self.tokens), "batch_size": self.mixed_batch, "lr": self.mixed_lr}
 
     @property
     def settings(self) -> TestSettings:

@@ -55,7 +55,7 @@ def _panels(found: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         yield _panel(f"DUME: {name}", "score", curve, "point" if name == TEXT else "line")
     for part, begins, title in (
         ("soups", "soup", "Soup: domains of a step, support"),
-        ("soup-samples", "documents", "Soup: documents counted"),
+        ("soups", "documents", "Soup: documents counted"),
         ("opt-out", "active", "FlexOlmo: active experts"),
     ):
         rows = {name: row for name, row in found.get(part, {}).get("rows", {}).items() if name.startswith(begins)}

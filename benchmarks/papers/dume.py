@@ -1,4 +1,4 @@
-"""DUME's Table 2: closed-form and random routers, both also trained, between averaged weights and the oracle."""
+"""DUME's Table 2: closed-form and random routers, both also trained, beside averaged weights and the oracle."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,14 +17,13 @@ STARTS: dict[str, tuple[str | None, Recipe]] = {
     "random routing, top 2": ("BTX, routers alone, top 2", RANDOM.replace(top_k=2)),
 }
 """Composition → its name once its routers are trained, if they are, and its recipe."""
-TRAININGS = ("short", "long")
 
 
 def dume(bench: Bench) -> Figures:
     """Compose the experts of SHARED by DUME and with random routers, train these routers, and score everything.
 
-    BTX routes to two experts, DUME+ to one, and neither has a load-balance loss (DUME §3.1). Of what BTX trains, and
-    in which coordinates, that paper says nothing; here `reg train-router` trains gates alone, in whitened coordinates.
+    BTX routes to two experts, DUME+ to one, and neither has a load-balance loss (DUME §3.1). BTX fine-tunes the mixture
+    (§4), which weights that paper does not list; here `reg train-router` trains gates alone, in whitened coordinates.
     """
     data, tests = [str(bench.text(domain, "train")) for domain in NEAR], bench.tests(NEAR, general=False)
     found: dict[str, list[Row]] = {}
@@ -36,11 +35,11 @@ def dume(bench: Bench) -> Figures:
                 folders[name] = fresh(bench, f"dume-{len(folders)}")
                 seeded = {"seed": seed} if recipe.router == "random" else {}
                 registry.compose(list(NEAR), folders[name], recipe.replace(**seeded))
-                for training, steps in zip(TRAININGS, bench.steps, strict=True) if trained else ():
-                    folders[label := f"{trained}, {training} training"] = fresh(bench, f"dume-{len(folders)}")
-                    settings = TrainSettings(steps=steps, seed=seed)
-                    done = registry.train_router(folders[name], folders[label], data, settings)
-                    print(f"{label}: {done.before:.4f}, {done.after:.4f}", flush=True)
+                if trained:
+                    folders[trained] = fresh(bench, f"dume-{len(folders)}")
+                    settings = TrainSettings(steps=bench.steps, seed=seed)
+                    done = registry.train_router(folders[name], folders[trained], data, settings)
+                    print(f"{trained}: {done.before:.4f}, {done.after:.4f}", flush=True)
             one, *others = folders.values()  # every mixture's oracle is the same: the first one's will do
             rows = registry.evaluate([one], tests, bench.settings, baselines=True, oracle=True)
             rows += registry.evaluate(others, tests, bench.settings)
@@ -63,14 +62,12 @@ def section(found: Found) -> Iterator[str]:
     figures = found["dume"]
     yield "The experts of `../shared/experts`, all of whose weights were trained on 819,200 tokens. Scores are"
     yield "normalised: 100 · perplexity of the domain's own expert / perplexity of the model; higher is better."
-    if size := figures["size"] if "spread" in figures else {}:
-        short, long = size["steps"]
-        yield "*DUME* weighs one expert a token by the softmax over all (eq. 4); its *weight 1* is ours. The *oracle*"
-        yield "sends each domain's tokens to its expert. DUME+ and BTX train gates alone, without a load-balance loss,"
-        yield f"in coordinates of our own, for {short} steps (*short*) or {long} (*long*) of 8 windows; the paper has"
-        yield f"1,000 of 64 texts. Seeds of random routers and of trainings: {size['seeds']}; ± is their deviation."
+    yield "*DUME* weighs one expert a token by the softmax over all (eq. 4); its *weight 1* is ours. The *oracle*"
+    yield "sends each domain's tokens to its expert. DUME+ and BTX train gates alone, without a load-balance loss,"
+    yield f"in coordinates of our own, for {figures['size']['steps']} steps of 8 windows; the paper has 1,000."
+    yield f"Seeds of random routers and of trainings: {figures['size']['seeds']}; ± is their deviation."
     yield ""
-    yield from score_table(figures["scores"], figures.get("spread"))
+    yield from score_table(figures["scores"], figures["spread"])
 
 
 PARTS = {"dume": dume}

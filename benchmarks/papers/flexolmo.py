@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.papers.bench import (
     BASE,
     DUME,
-    FAR,
+    FREE,
     GENERAL,
     NEAR,
     PUBLIC,
@@ -18,6 +18,7 @@ from benchmarks.papers.bench import (
     fresh,
     kept,
     register_base,
+    register_shared,
 )
 from benchmarks.papers.mergeme import MERGING
 from benchmarks.papers.tables import Found, Side, difference, table
@@ -25,11 +26,10 @@ from registry import ExpertTraining, MixtureTraining, Recipe, Registry, TrainSet
 from registry.hosts.remote_code import REMOTE_CODE
 
 KINDS: dict[str, dict[str, Any]] = {
-    "free": {"trunk": "free"},
     "frozen": {"trunk": "frozen"},
     "coordinated": {"trunk": "frozen", "coordinate": True},
 }
-"""Kind of expert → how it is trained."""
+"""Kind of expert → how it is trained; free ones are those of SHARED."""
 
 GATED: dict[str, Any] = {"trunk": "base", "top_k": 4, "gating": "softmax-topk", "temperature": 1.0, "host": REMOTE_CODE}
 """FlexOlmo's mixture (§3.2, §4.4): four experts a token, weighed by the softmax over all."""
@@ -54,7 +54,7 @@ BIASES = (-0.25, -0.5, -1.0, -2.0)
 BIAS = BIASES[1]
 
 COMPOSITIONS: dict[str, dict[str, tuple[str | None, Recipe]]] = {
-    "free": {
+    FREE: {
         "soup: average of all weights": (None, Recipe(to="dense", trunk="mean")),
         "BTM: all whole models": (None, Recipe(to="ensemble")),
         "BTM: the best 2 whole models": (None, Recipe(to="ensemble", top_k=2)),
@@ -107,6 +107,8 @@ def scored(
     """Return the figures of the experts of a kind, and of their compositions."""
     folders = []
     with Registry(bench.home(kind)) as registry:
+        if kind == FREE:
+            register_shared(registry, bench)
         for number, (other, recipe) in enumerate(compositions.values()):
             folders.append(bench.work / "folders" / f"{kind}-{len(domains)}-{number}")
             shutil.rmtree(folders[-1], ignore_errors=True)
@@ -128,14 +130,6 @@ def _near(kind: str) -> Callable[[Bench], Figures]:
     return lambda bench: scored(bench, kind, NEAR, COMPOSITIONS[kind])
 
 
-def _far(kind: str) -> Callable[[Bench], Figures]:
-    def run(bench: Bench) -> Figures:
-        losses = train(bench, kind, (*NEAR, *FAR))
-        return {**losses, **scored(bench, kind, (*NEAR, *FAR), COMPOSITIONS[kind])}
-
-    return run
-
-
 UPCYCLED = Recipe(trunk="mean", router="random", top_k=2, temperature=1.0)
 """Recipe of mixtures whose weights all train, of free experts or of copies of the base model."""
 MIXTURES: dict[str, tuple[Recipe, tuple[str, ...]]] = {
@@ -148,7 +142,8 @@ MIXTURES: dict[str, tuple[Recipe, tuple[str, ...]]] = {
 def mixtures(bench: Bench) -> Figures:
     """Train all weights of mixtures of free experts, each on as many tokens as one expert, and score them."""
     folders: dict[str, Path] = {}
-    with Registry(bench.home("free")) as registry:
+    with Registry(bench.home(FREE)) as registry:
+        register_shared(registry, bench)
         for number, (name, (recipe, domains)) in enumerate(MIXTURES.items()):
             start, folders[name] = (bench.work / "folders" / f"{which}-{number}" for which in ("start", "trained"))
             for folder in (start, folders[name]):
@@ -202,27 +197,6 @@ TUNED = {
 """Row → the public expert and the recipe of the coordinated composition whose routers are tuned."""
 
 
-RATES = (1.0, 3.0)
-"""Highest learning rates of one domain's experts, in those of all experts."""
-
-
-def rates(bench: Bench) -> Figures:
-    """Train one domain's expert of two kinds at other learning rates, and return its held-out losses."""
-    domain, losses = NEAR[0], {}
-    text = [bench.text(domain, "train")]
-    for kind in ("free", "frozen"):
-        with Registry(bench.home(kind)) as registry:
-            for rate in (times * bench.lr for times in RATES):
-                out = bench.work / "folders" / f"{kind}-{rate:g}"
-                shutil.rmtree(out, ignore_errors=True)
-                settings = ExpertTraining(**bench.training() | {"lr": rate}, **KINDS[kind])
-                done = registry.train_expert(domain, BASE, text, settings, out=out)
-                losses[f"{kind}, {rate:g}"] = [done.losses.before, done.losses.after]
-                print(f"{kind}, {rate:g}: {done.losses.after:.4f}", flush=True)
-                shutil.rmtree(out)
-    return {"domain": domain, "losses": losses}
-
-
 PROXIES = 200
 """Documents of public text that are chosen for each expert."""
 
@@ -243,7 +217,7 @@ def tuned(bench: Bench) -> Figures:
             for folder in (start, folders[name]):
                 shutil.rmtree(folder, ignore_errors=True)
             registry.compose([*NEAR, anchor], start, recipe)
-            done = registry.train_router(start, folders[name], data, TrainSettings(steps=max(bench.steps)))
+            done = registry.train_router(start, folders[name], data, TrainSettings(steps=bench.steps))
             print(f"{name}: {done.before:.4f}, {done.after:.4f}", flush=True)
         found = registry.evaluate(list(folders.values()), bench.tests(NEAR), bench.settings)
     of = {row.name: row for row in found}
@@ -264,7 +238,7 @@ def active(count: int) -> str:
 
 
 def opt_out(bench: Bench) -> Figures:
-    """Leave the member of each domain out in turn (FlexOlmo, Fig. 4), and let 1 to all be active (Fig. 3), untuned."""
+    """Leave each domain's member out in turn (FlexOlmo, Fig. 4: of news), and let 1 to all be active (Fig. 3)."""
     folders = {WHOLE: fresh(bench, "whole")} | {without(one): fresh(bench, f"without-{one}") for one in NEAR}
     tests = bench.tests(NEAR)
     with Registry(bench.home("coordinated")) as registry:
@@ -300,12 +274,12 @@ PARTS: dict[str, Callable[[Bench], Figures]] = {
     **{f"train-{kind}": _trained(kind) for kind in KINDS},
     **{f"near-{kind}": _near(kind) for kind in KINDS},
     "opt-out": opt_out,
-    **{f"far-{kind}": _far(kind) for kind in KINDS},
-    "rates": rates,
     "tuned": tuned,
-    "mixtures": mixtures,
 }
 """Name of a part → what runs it, in order."""
+
+SHARED: dict[str, Callable[[Bench], Figures]] = {"near-free": _near(FREE), "mixtures": mixtures}
+"""Those of experts of SHARED."""
 
 UNRESTRICTED: dict[str, Callable[[Bench], Figures]] = {
     "unrestricted-half": _unrestricted(0.5),

@@ -15,10 +15,9 @@ from benchmarks.papers.tables import Found, alike, mean, table
 _INTRODUCTION = """# Tables in the shape of the papers'
 
 Written by `make papers` (`benchmarks/papers`), not by hand. All experts come from one Llama of 6.8M parameters; each
-was trained on the same number of tokens of its domain: *free*, all weights; *frozen*, the MLPs alone; *coordinated*,
-the MLPs beside the frozen public expert, with router rows of their own (`reg train-expert --coordinate`). The public
-expert is the base model. Test text is windows of 256 tokens of each domain; `general` is public text. How many tokens
-and windows, each section says.
+was trained on the same number of tokens of its domain: *free*, all weights (16 windows a step, learning rate 3e-4);
+*frozen*, the MLPs alone; *coordinated*, the MLPs beside the frozen public expert, with router rows of their own
+(`reg train-expert --coordinate`). The public expert is the base model; `general` is public text. {size}
 
 Figures are perplexities, lower is better; *mean* is the geometric mean over all columns. They are those of small
 models: what counts is how the rows compare.
@@ -48,17 +47,18 @@ def page(record: Mapping[str, Any]) -> str:
             whose parts are absent are left out.
     """
     found: Found = record["parts"]
-    text = [_INTRODUCTION.format_map(record)]
+    sizes = [figures["size"] for figures in found.values()]
+    text = [_INTRODUCTION.format_map({"size": _size(sizes[0]) if sizes else "", **record})]
     for title, first, part in (
-        ("What the experts learned", "near-free", _gains(found)),
+        ("What the experts learned", None, _gains(found)),
         ("What the papers find", None, findings.lines(found)),
         ("FlexOlmo's Table 1", "near-free", _flexolmo(found)),
         ("FlexOlmo's Figures 3 and 4", "opt-out", flexolmo.section(found)),
         ("What each kind of expert loses", "near-free", _losses(found)),
-        ("Experts of five domains", "near-free", _perplexities(found, "near")),
-        ("With two domains far from the base model", "far-free", _perplexities(found, "far")),
+        ("Experts of five domains", "near-free", _perplexities(found)),
         ("DUME's Table 2", "dume", dume.section(found)),
-        ("MergeME's Table 3", "mergeme", mergeme.section(found)),
+        ("MergeME's Tables 2 and 3", "mergeme", mergeme.section(found)),
+        ("MergeME's Figure 4", None, mergeme.similarity_section(found)),
         ("MergeME's Table 4", "far-hetero", hetero.section(found)),
         ("Soup-of-Experts", "soups", soups.section(found)),
         ("SIMoE", "simoe", simoe.section(found)),
@@ -66,27 +66,18 @@ def page(record: Mapping[str, Any]) -> str:
         ("How long it took", None, _seconds(found, record.get("whole"))),
     ):
         if lines := "\n".join(part):
-            text.append(f"## {title}\n\n{_size(found.get(first or '', {}))}{lines}\n")
+            own = found.get(first or "", {}).get("size", sizes[0])
+            text.append(f"## {title}\n\n" + ("" if own == sizes[0] else f"{_size(own)}\n\n") + f"{lines}\n")
     return "\n".join(text)
 
 
-def _size(figures: Mapping[str, Any]) -> str:
-    """Return a line on the size of a part, if it has one."""
-    if "size" not in figures:
-        return ""
-    size = figures["size"]
-    experts = ""
-    if "scores" not in figures:  # these are of SHARED's experts
-        steps = f", {size['batch']} windows a step, learning rate {size['lr']:g}" if "batch" in size else ""
-        experts = f"Experts of {size['tokens']:,} tokens each{steps}. {_mixed(size) if 'rows' in figures else ''}"
-    return f"{experts}{size['windows']} test windows of each domain.\n\n"
-
-
-def _mixed(size: Mapping[str, Any]) -> str:
-    """Return a sentence on trainings on text of several domains, if a size tells of them."""
-    if "mixed_lr" not in size:
-        return ""
-    return f"On text of several domains: {size['mixed_batch']} windows a step, learning rate {size['mixed_lr']:g}. "
+def _size(size: Mapping[str, Any]) -> str:
+    """Return sentences on the size of a part."""
+    return (
+        f"Experts have read {size['tokens']:,} tokens, {size['batch']} windows of 256 a step, learning rate "
+        f"{size['lr']:g}; trainings on text of several domains have {size['mixed_batch']} and {size['mixed_lr']:g}. "
+        f"Test text: {size['windows']} windows of each domain."
+    )
 
 
 def _curves(found: Found) -> Iterator[str]:
@@ -160,8 +151,6 @@ def _flexolmo(found: Found) -> Iterator[str]:
     yield "*Proxy text* is what `reg proxy` chose for each expert out of public text. In FlexOlmo's rows four experts"
     yield f"are active, weighed by the softmax over all. A bias of {flexolmo.BIAS:g} is added after training; the"
     yield "paper's is below 0 in training already (D.2)."
-    if mixed := _mixed(found.get("mixtures", {}).get("size", {})):
-        yield mixed.rstrip()
     yield ""
     yield from table(rows)
 
@@ -173,17 +162,15 @@ GAIN = 20
 def _gains(found: Found) -> Iterator[str]:
     """Yield the table of each expert's perplexity on its own domain beside the base model's."""
     lines, domains = [], list[str]()
-    for kind, part, base in (
-        *((kind, f"near-{kind}", "base model") for kind in KINDS),
-        ("of `../shared/experts`", "dume", "base base@1"),
-    ):
-        rows = found.get(part, {}).get("rows", {})
+    for kind in KINDS:
+        rows = found.get(f"near-{kind}", {}).get("rows", {})
         own = {domain: rows[f"expert {domain}"][domain] for domain in NEAR if f"expert {domain}" in rows}
         if not own:
             continue
-        gains = {domain: 100 * (1 - value / rows[base][domain]) for domain, value in own.items()}
-        whole = 100 * (1 - mean(own) / mean({domain: rows[base][domain] for domain in own}))
-        cells = " | ".join(f"{rows[base][domain]:.2f} → {own[domain]:.2f}: {gains[domain]:.1f} %" for domain in own)
+        base = rows["base model"]
+        gains = {domain: 100 * (1 - value / base[domain]) for domain, value in own.items()}
+        whole = 100 * (1 - mean(own) / mean({domain: base[domain] for domain in own}))
+        cells = " | ".join(f"{base[domain]:.2f} → {own[domain]:.2f}: {gains[domain]:.1f} %" for domain in own)
         enough = sum(gain >= GAIN for gain in gains.values())
         domains = list(own)
         lines.append(f"| {kind} | {cells} | {whole:.1f} % | {enough} of {len(own)} |")
@@ -200,35 +187,24 @@ def _gains(found: Found) -> Iterator[str]:
 
 def _losses(found: Found) -> Iterator[str]:
     lines = []
-    for which in ("near", "far") if "near-free" in found else ():
-        for kind in KINDS:
-            part = found.get(f"{which}-{kind}", {})
-            rows = part["rows"] if part and alike(part["size"], found["near-free"]["size"]) else {}
-            domains = [name.removeprefix("expert ") for name in rows if name.startswith("expert ")]
-            own = mean({domain: rows[f"expert {domain}"][domain] for domain in domains}) if domains else math.nan
-            for name in (one for one in COMPOSED[kind] if one in rows):
-                value = mean({domain: rows[name][domain] for domain in domains})
-                change = f"{100 * (value / own - 1):+.1f} %"
-                lines.append(f"| {len(domains)} | {kind} | {own:.2f} | {name} | {value:.2f} | {change} |")
+    for kind in KINDS if "near-free" in found else ():
+        part = found.get(f"near-{kind}", {})
+        rows = part["rows"] if part and alike(part["size"], found["near-free"]["size"]) else {}
+        own = mean({domain: rows[f"expert {domain}"][domain] for domain in NEAR}) if rows else math.nan
+        for name in (one for one in COMPOSED[kind] if one in rows):
+            value = mean({domain: rows[name][domain] for domain in NEAR})
+            lines.append(f"| {kind} | {own:.2f} | {name} | {value:.2f} | {100 * (value / own - 1):+.1f} % |")
     if lines:
         yield "Geometric means over the domains, without public text; *own* is each domain by its own expert alone,"
         yield "which no composition knows. A coordinated expert was trained in a mixture, not alone."
         yield ""
-        yield "| domains | experts | own | composition | of it | change |"
-        yield "| ---: | --- | ---: | --- | ---: | ---: |"
+        yield "| experts | own | composition | of it | change |"
+        yield "| --- | ---: | --- | ---: | ---: |"
         yield from lines
-    if "rates" in found:
-        yield ""
-        yield f"Held-out loss of one expert ({found['rates']['domain']}) by its highest learning rate:"
-        yield ""
-        yield "| trained, learning rate | before | after |"
-        yield "| --- | ---: | ---: |"
-        for name, (before, after) in found["rates"]["losses"].items():
-            yield f"| {name} | {before:.4f} | {after:.4f} |"
 
 
-def _perplexities(found: Found, which: str) -> Iterator[str]:
-    kinds = {kind: found[f"{which}-{kind}"]["rows"] for kind in KINDS if f"{which}-{kind}" in found}
+def _perplexities(found: Found) -> Iterator[str]:
+    kinds = {kind: found[f"near-{kind}"]["rows"] for kind in KINDS if f"near-{kind}" in found}
     if not kinds:
         return
     domains = list(next(iter(next(iter(kinds.values())).values())))

@@ -13,7 +13,7 @@ from benchmarks.papers.bench import Bench, Figures
 
 CHAINS: tuple[Mapping[str, Callable[[Bench], Figures]], ...] = (
     flexolmo.PARTS,
-    {**dume.PARTS, **curves.PARTS, **mergeme.PARTS},
+    {**dume.PARTS, **curves.PARTS, **mergeme.PARTS, **flexolmo.SHARED},
     simoe.PARTS,
     flexolmo.UNRESTRICTED,
     soups.PARTS,
@@ -58,7 +58,7 @@ def _run_chain(names: Iterable[str], bench: Bench, results: Path, threads: int) 
             "mixed_batch": bench.mixed_batch,
             "mixed_lr": bench.mixed_lr,
             "windows": bench.windows,
-            "steps": list(bench.steps),
+            "steps": bench.steps,
             "seeds": bench.seeds,
         }
         seconds = {

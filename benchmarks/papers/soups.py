@@ -1,26 +1,29 @@
-"""Soup-of-Experts: its specialists against one model of all text, the support (Fig. 8) and the samples (Fig. 7)."""
+"""Soup-of-Experts: specialists against one model of all text (Fig. 4), the support (Fig. 8), samples (Fig. 7)."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.papers.bench import BASE, NEAR, Bench, Figures, averaged, fresh, kept, register_base
 from benchmarks.papers.tables import Found, table
 from registry import ExpertTraining, Registry, SoupTraining
+from registry.evaluation.results import Row
 
 EXPERTS = 4
-SUPPORTS = (1, 2, 5)
+SHARE = 0.25
+"""Tokens of a training, in those of an expert."""
+CLUSTERS = 16
+"""Clusters of all text, a soup's domains: more than the fewest documents can tell apart."""
+CLUSTERED = 400
+"""Documents of each domain that are clustered: each passes through the base model."""
+SUPPORTS = (1, 2, CLUSTERS)
 GENERIC = "generic model"
-SAMPLES = (1, 3, 10, 100)
-"""Documents that domain weights are counted from."""
+LIKE = 100
+"""Documents of a domain by which its specialist is made."""
+SAMPLES = (1, 3, 10, LIKE)
 DRAWS = 3
 """Times that so many other documents are taken; figures are means."""
-CLUSTERS = 16
-"""Clusters of all text that are the domains of the soup of `samples`: more than the fewest documents can tell apart."""
-CLUSTERED = 1000
-"""Documents of each domain that are clustered: each passes through the base model."""
 UNSEEN = "history_philosophy"
-"""The domain of the documents, on none of whose text a soup was trained."""
+"""A domain on none of whose text a soup was trained."""
 
 
 def support(number: int) -> str:
@@ -33,70 +36,56 @@ def documents(number: int) -> str:
     return f"documents: {number}"
 
 
-def home(bench: Bench) -> Path:
-    """Return the registry of the soups."""
-    return bench.work / f"soups-{bench.tokens}"
-
-
 def soups(bench: Bench) -> Figures:
-    """Train a soup of each support on twice as many tokens as an expert, and score its specialists.
+    """Train a soup of each support and a generic model on a quarter of the tokens of an expert, and score specialists.
 
-    A specialist has all weight on its domain. The generic model trains all weights on the same number of tokens, which
-    every domain shares equally.
+    A soup's domains are clusters, without labels, of the text of all experts, on which the generic model trains too.
+    Specialists are by algorithm 3: documents of a domain, none of them trained on, are counted by nearest cluster.
     """
-    tests, training = bench.tests(NEAR, general=False), bench.mixed_training(2)
-    folders: dict[str, Path] = {}
-    with Registry(home(bench)) as registry:
+    text = {"all": [bench.work / f"clustered-{domain}.jsonl" for domain in NEAR]}
+    for domain, file in zip(NEAR, text["all"], strict=True):
+        file.write_text("".join(bench.lines(domain, "train", CLUSTERED)), encoding="utf-8")
+    rows: dict[str, dict[str, Row]] = {}
+    with Registry(bench.work / f"soups-{bench.tokens}") as registry:
         names = register_base(registry, bench)
-        folders[GENERIC] = fresh(bench, "generic")
-        text = [bench.text(domain, "train") for domain in NEAR]
-        registry.train_expert("generic", BASE, text, ExpertTraining(**training), out=folders[GENERIC])
-        domains = {domain: [bench.text(domain, "train")] for domain in NEAR}
+        generic = fresh(bench, "generic")
+        registry.train_expert("generic", BASE, text["all"], ExpertTraining(**bench.mixed_training(SHARE)), out=generic)
         for number in SUPPORTS:
-            if (name := f"support-{number}") not in names:
-                registry.train_soup(name, BASE, domains, SoupTraining(EXPERTS, support=number, **training))
-            for domain in NEAR:
-                folders[f"{number} {domain}"] = fresh(bench, f"soup-{number}-{domain}")
-                registry.instantiate(name, folders[f"{number} {domain}"], weights={domain: 1.0})
-        found = registry.evaluate(list(folders.values()), tests, bench.settings)
-    of = {row.name: row for row in found}
-    rows = {GENERIC: of[folders[GENERIC].name]}
-    for number in SUPPORTS:
-        own = {domain: of[folders[f"{number} {domain}"].name] for domain in NEAR}
-        rows[support(number)] = replace(
-            rows[GENERIC],
-            perplexity={domain: row.perplexity[domain] for domain, row in own.items()},
-            losses={domain: row.losses[domain] for domain, row in own.items()},
-        )
-    return {**kept(rows), "experts": EXPERTS}
+            if (name := _name(number)) not in names:
+                settings = SoupTraining(EXPERTS, support=number, clusters=CLUSTERS, **bench.mixed_training(SHARE))
+                registry.train_soup(name, BASE, text, settings)
+        for domain in (*NEAR, UNSEEN):
+            folders = {GENERIC: [generic]}
+            folders |= {support(one): [_specialist(registry, bench, one, domain)] for one in SUPPORTS}
+            for number in SAMPLES if domain == UNSEEN else ():
+                drawn = [_specialist(registry, bench, 2, domain, number, draw) for draw in range(DRAWS)]
+                folders[documents(number)] = drawn
+            tests = {domain: [bench.text(domain, "test")]}
+            found = registry.evaluate([one for several in folders.values() for one in several], tests, bench.settings)
+            of = {row.name: row for row in found}
+            for name, several in folders.items():
+                rows.setdefault(name, {})[domain] = averaged([of[folder.name] for folder in several])
+    joined = {name: _joined(of) for name, of in rows.items()}
+    return {**kept(joined), "experts": EXPERTS, "clusters": CLUSTERS, "documents": LIKE, "draws": DRAWS}
 
 
-def samples(bench: Bench) -> Figures:
-    """Count domain weights from few documents of a domain that no soup was trained on, and score what they give.
+def _name(number: int) -> str:
+    return f"support-{number}"
 
-    The soup's domains are clusters. Text of the same domain is scored by the generic model, which `soups` trained.
-    """
-    generic, name, folders = bench.work / "folders" / "generic", "clusters", dict[tuple[int, int], Path]()
-    lines = bench.lines(UNSEEN, "train", DRAWS * max(SAMPLES))
-    with Registry(home(bench)) as registry:
-        if name not in register_base(registry, bench):
-            text = {"all": [bench.work / f"clustered-{domain}.jsonl" for domain in NEAR]}
-            for domain, file in zip(NEAR, text["all"], strict=True):
-                file.write_text("".join(bench.lines(domain, "train", CLUSTERED)), encoding="utf-8")
-            settings = SoupTraining(EXPERTS, support=SUPPORTS[1], clusters=CLUSTERS, **bench.mixed_training(2))
-            registry.train_soup(name, BASE, text, settings)
-        for number in SAMPLES:
-            for draw in range(DRAWS):
-                like = bench.work / f"like-{number}-{draw}.jsonl"
-                like.write_text("".join(lines[draw * max(SAMPLES) :][:number]), encoding="utf-8")
-                folders[number, draw] = fresh(bench, f"like-{number}-{draw}")
-                registry.instantiate(name, folders[number, draw], like=[like])
-        tests = {UNSEEN: [bench.text(UNSEEN, "test")]}
-        found = registry.evaluate([generic, *folders.values()], tests, bench.settings)
-    of = {row.name: row for row in found}
-    drawn = {number: [of[folders[number, draw].name] for draw in range(DRAWS)] for number in SAMPLES}
-    rows = {GENERIC: of[generic.name]} | {documents(number): averaged(several) for number, several in drawn.items()}
-    return {**kept(rows), "domain": UNSEEN, "clusters": CLUSTERS, "draws": DRAWS}
+
+def _specialist(registry: Registry, bench: Bench, number: int, domain: str, count: int = LIKE, draw: int = 0) -> Path:
+    """Return what a soup gives of so many documents of a domain."""
+    lines = bench.lines(domain, "train", CLUSTERED + (draw + 1) * LIKE)[CLUSTERED + draw * LIKE :][:count]
+    like, folder = bench.work / "like.jsonl", fresh(bench, f"{_name(number)}-{domain}-{count}-{draw}")
+    like.write_text("".join(lines), encoding="utf-8")
+    registry.instantiate(_name(number), folder, like=[like])
+    return folder
+
+
+def _joined(of: dict[str, Row]) -> Row:
+    """Return a row of several domains, out of a row of each."""
+    perplexity = {domain: row.perplexity[domain] for domain, row in of.items()}
+    return Row("", perplexity, {}, losses={domain: row.losses[domain] for domain, row in of.items()})
 
 
 def section(found: Found) -> Iterator[str]:
@@ -104,17 +93,16 @@ def section(found: Found) -> Iterator[str]:
     if "soups" not in found:
         return
     of = found["soups"]
-    yield f"Soups of {of['experts']} experts, trained on twice as many tokens as an expert, as the generic model was."
-    yield "In each column is the perplexity of the specialist of that domain, all weight on it."
+    yield f"Soups of {of['experts']} experts whose domains are {of['clusters']} clusters of all text, without labels."
+    yield "Each read a quarter of the tokens of an expert, as the generic model did. In each column is the specialist"
+    yield f"of that domain: the clusters' weights are counted from {of['documents']} other documents of it (algorithm"
+    yield f"3). None of the text is of {UNSEEN}."
     yield ""
-    yield from table(of["rows"])
-    if "rows" in (samples := found.get("soup-samples", {})):
-        yield ""
-        yield f"A soup of {samples['clusters']} clusters of the same text, on a domain that none of it is of: by the"
-        yield "number of documents that the clusters' weights are counted from, means of"
-        yield f"{samples['draws']} draws of documents."
-        yield ""
-        yield from table(samples["rows"])
+    yield from table({name: row for name, row in of["rows"].items() if len(row) > 1})
+    yield ""
+    yield f"Perplexity on {UNSEEN} by the number of documents, means of {of['draws']} draws of them; support 2:"
+    yield ""
+    yield from table({name: row for name, row in of["rows"].items() if len(row) == 1})
 
 
-PARTS = {"soups": soups, "soup-samples": samples}
+PARTS = {"soups": soups}

@@ -2,7 +2,7 @@
 
 A small MLP φ maps domain weights h to one coefficient an expert, and these give one dense model:
 
-    α = φ(h) = W_2 max(0, W_1 h + b_1) + b_2                                       (§2.3)
+    α = φ(h) = W_2 max(0, W_1 h + b_1) + b_2                        (§2.3; max: ours)
     Θ = S + Σ_j α_j E_j                                                            (eq. 2)
 
 In training, h is random (§2.4): its support is some domains drawn without replacement, whose parts are uniform in

@@ -143,8 +143,8 @@ def anchored(rows: Sequence[Float[Tensor, "H"]]) -> Float[Tensor, "E H"]:
 def initial_row(mean: Float[Tensor, "H"], public: Float[Tensor, "H"]) -> Float[Tensor, "H"]:
     """Return the row that an expert's training begins with in one layer, float64: r = μ/‖μ‖ − μ_pub/‖μ_pub‖.
 
-    FlexOlmo begins r_i as the embedding of domain i's text and r_pub as that of public text (§3.3.2). Here the
-    embeddings μ are mean MLP inputs of the layer in the base model, and the public logit is 0.
+    FlexOlmo begins r_i as the embedding of domain i's text (§3.3.2), and r_pub, it seems, as that of public text. Here
+    the embeddings μ are mean MLP inputs of the layer in the base model, and the public logit is 0.
 
     (ValueError: a mean is zero, NaN or infinite.)
     """
