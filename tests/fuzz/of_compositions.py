@@ -149,7 +149,7 @@ ENSEMBLE_KEYS = {
     *("members", "mixing", "shared_tensors", "auto_map", "model_type", "architectures"),
     *("member_configs", "input_projectors", "output_projectors", "lead", "tie_word_embeddings"),
     *("logit_scale", "logits_scaling", "final_logit_softcapping"),
-    *("interpolated_layers", "prompt_tokens", "num_hidden_layers"),
+    *("interpolated_layers", "interpolated_rows", "prompt_tokens", "num_hidden_layers"),
     *("adapted_layers", "adapted_kinds", "adapted_vectors", "context_window", "context_fast", "context_alarm"),
     *("context_pairs", "context_prefix", "context_turns", "context_nobody"),
 }

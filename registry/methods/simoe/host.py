@@ -13,13 +13,24 @@ from registry.runtime.sequence_hosts import HINT, MOST_TOKENS, SequenceHost
 SIMOE = "simoe_"
 """Prefix of a SIMoE's `model_type`, before that of the dense model."""
 MODELLING_FILE = Path(__file__).with_name("modeling_simoe.py")
-_KEYS = {"members": list_of(LABEL), "prompt_tokens": COUNT, "interpolated_layers": list_of(LABEL)}
+_KEYS = {
+    "members": list_of(LABEL),
+    "prompt_tokens": COUNT,
+    "interpolated_layers": list_of(LABEL),
+    "interpolated_rows": list_of(COUNT),
+}
 
 
 def interpolated_layers(family: Family, architecture: Architecture) -> list[str]:
     """Return the modules that have a D, as transformers names them: all linear ones of attention and MLPs, in order."""
     names = family.layer_matrices(architecture)
     return [family.renamed.get(name, name).removesuffix(".weight") for name in names]
+
+
+def layer_outputs(family: Family, architecture: Architecture) -> list[int]:
+    """Return how many outputs each of these modules has."""
+    shapes = family.trunk_shapes(architecture) | family.mlp_shapes(architecture)
+    return [shapes[name][0] for name in family.layer_matrices(architecture)]
 
 
 class SimoeHost(SequenceHost):
@@ -32,7 +43,8 @@ class SimoeHost(SequenceHost):
         keys = some_fields(config, _KEYS, where, hint=HINT)
         family, tokens = FAMILIES[config["model_type"].removeprefix(SIMOE)], keys["prompt_tokens"]
         try:
-            layers = interpolated_layers(family, family.architecture(config))
+            architecture = family.architecture(config)
+            layers = interpolated_layers(family, architecture)
         except ValueError as error:
             raise CheckpointError(f"{where}: {error}", HINT) from error
         if not 1 <= tokens <= MOST_TOKENS:
@@ -47,3 +59,9 @@ class SimoeHost(SequenceHost):
                 f"{where}: interpolated_layers {problem}: all linear layers of attention and MLPs, in their order",
                 HINT,
             )
+        rows, outputs = keys["interpolated_rows"], layer_outputs(family, architecture)
+        if len(rows) != len(outputs):
+            raise CheckpointError(f"{where}: interpolated_rows has {len(rows)} counts, expected {len(outputs)}", HINT)
+        for layer, count, most in zip(layers, rows, outputs, strict=True):
+            if count > most:
+                raise CheckpointError(f"{where}: interpolated_rows has {count} of {layer}, which has {most}", HINT)

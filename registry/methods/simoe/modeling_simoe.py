@@ -5,6 +5,9 @@ outputs (SIMoE, Chen et al. 2025). A sequence has its own weights α of the expe
 
     y = W x + b + g * (D x),  g = sum_m α_m z_m.
 
+Where no expert's mask opens an output, g is 0, so that row of D is left out, of weights and products alike. The masks
+themselves tell which rows are there.
+
 α is the softmax of the products of the router's rows with the mean embedding of the sequence's first
 `config.prompt_tokens` tokens. Logits at those tokens but the last come from equal weights of all experts, so that the
 probability of a token never depends on tokens after it; from the last of them on, the whole sequence has the weights α.
@@ -22,30 +25,40 @@ from registry.hosts.code.modeling_sequences import CACHE, RowsCache, SequenceMod
 
 
 class SimoeConfig(DenseForCausalLM.config_class):
-    """The dense configuration with the members' names, `prompt_tokens` and the names of the layers that have a D."""
+    """The dense configuration with what the experts add.
+
+    `members` are their names, `interpolated_layers` the layers beside whose weight a D may be, `interpolated_rows` how
+    many rows are kept of each one's D, and `prompt_tokens` how many first tokens decide a sequence's weights.
+    """
 
     model_type = "simoe_" + DenseForCausalLM.config_class.model_type
 
 
 class InterpolatedLinear(nn.Linear):
-    """A linear layer with I inputs, O outputs and a matrix D, `delta` of (O, I), beside its weight.
+    """A linear layer of I inputs and O outputs, and K rows of its D: `delta`, (K, I), of the outputs that masks open.
 
-    `gates` are g of each sequence, (B, O); the model gives them before each run.
+    The model gives it two tensors before each run: `rows`, the numbers of these outputs, in order, (K,) int64; and
+    `gates`, g of each sequence at them, (B, K).
 
     Args:
         like: the linear layer in whose place it stands.
+        count: K, from 0 to O; of no row there is no `delta`.
     """
 
-    def __init__(self, like):
+    def __init__(self, like, count):
         """Make the weights, with no value yet; D is 0."""
         super().__init__(like.in_features, like.out_features, bias=like.bias is not None, dtype=like.weight.dtype)
-        self.delta = nn.Parameter(torch.zeros_like(self.weight))
-        self.gates = None
+        self.delta = nn.Parameter(self.weight.new_zeros(count, like.in_features)) if count else None
+        self.rows = self.gates = None
 
     def forward(self, x):
         """Return W x + b + g * (D x), (B, S, O), of x, (B, S, I): two products, whatever weights experts have."""
-        gates = self.gates.to(x.device)[:, None, :]  # (B, 1, O)
-        return super().forward(x) + (gates * nn.functional.linear(x, self.delta)).to(x.dtype)
+        y = super().forward(x)
+        if self.delta is None:
+            return y
+        gates = self.gates.to(x.device)[:, None, :]  # (B, 1, K)
+        change = gates * nn.functional.linear(x, self.delta)  # (B, S, K)
+        return y.index_add_(-1, self.rows.to(x.device), change.to(y.dtype))  # change[..., k] goes to output rows[k]
 
 
 class SimoeCache(RowsCache, DynamicCache):
@@ -60,8 +73,8 @@ class SimoeCache(RowsCache, DynamicCache):
 class SimoeForCausalLM(SequenceModel, DenseForCausalLM):
     """The dense model, its masks in bits and its router.
 
-    `masks` are all z_m, (E, outputs of all layers / 8) uint8: bit i of byte j is output 8 j + i, layer after layer.
-    `router` is (E, H).
+    `masks` are all z_m, (E, R / 8) uint8, R the outputs of all layers, one after the other: bit i of byte j is output
+    8 j + i. `router` is (E, H).
     """
 
     config_class = SimoeConfig
@@ -75,14 +88,14 @@ class SimoeForCausalLM(SequenceModel, DenseForCausalLM):
         """Make the dense model, and put an `InterpolatedLinear` in the place of each layer that has a D."""
         super().__init__(config)
         self.interpolated = []
-        for name in config.interpolated_layers:
+        for name, count in zip(config.interpolated_layers, config.interpolated_rows, strict=True):
             above, _, own = name.rpartition(".")
-            layer = InterpolatedLinear(self.get_submodule(name))
+            layer = InterpolatedLinear(self.get_submodule(name), count)
             setattr(self.get_submodule(above), own, layer)
             self.interpolated.append(name)
-        outputs = sum(self.get_submodule(name).out_features for name in self.interpolated)
+        self.outputs = sum(self.get_submodule(name).out_features for name in self.interpolated)  # R
         members = len(config.members)
-        self.register_buffer("masks", torch.zeros(members, -(-outputs // 8), dtype=torch.uint8))
+        self.register_buffer("masks", torch.zeros(members, -(-self.outputs // 8), dtype=torch.uint8))
         self.router = nn.Parameter(torch.zeros(members, self.get_input_embeddings().weight.shape[1]))
         self._keep_in_fp32_modules_strict = {"router"}
 
@@ -198,16 +211,20 @@ class SimoeForCausalLM(SequenceModel, DenseForCausalLM):
         return torch.where(known.unsqueeze(-1).to(scores.device), scores, 0.0).log_softmax(dim=-1)
 
     def _mix(self, scores):
-        """Give every layer the gates of each sequence: g = sum_m α_m z_m, of the outputs of the layer.
+        """Give every layer its `rows`, and as `gates` g = sum_m α_m z_m of each sequence at these.
+
+        Rows are read from the masks in each run: when the layers are made, masks are not loaded yet.
 
         Args:
             scores: log α up to a constant, (B, E).
         """
         alpha = scores.float().softmax(dim=-1).to(self.masks.device)
         bits = torch.arange(8, dtype=torch.uint8, device=self.masks.device)
-        masks = ((self.masks.unsqueeze(-1) >> bits) & 1).flatten(1).to(alpha)  # (E, outputs of all layers)
-        gates, start = alpha @ masks, 0  # (B, outputs of all layers)
-        for name in self.interpolated:
+        masks = ((self.masks.unsqueeze(-1) >> bits) & 1).flatten(1)[:, : self.outputs]  # (E, R); bits after R are none
+        opened = masks.any(dim=0).nonzero().squeeze(1)  # outputs of all layers that some mask opens, in order
+        gates = alpha @ masks[:, opened].to(alpha)  # (B, rows of all D)
+        counts, start = self.config.interpolated_rows, 0
+        for name, rows, own in zip(self.interpolated, opened.split(counts), gates.split(counts, dim=1), strict=True):
             layer = self.get_submodule(name)
-            layer.gates = gates[:, start : start + layer.out_features].to(layer.weight.dtype)
+            layer.rows, layer.gates = rows - start, own.to(layer.weight.dtype)  # rows count from the layer's first
             start += layer.out_features

@@ -58,6 +58,7 @@ class Simoe(Output):
 
     def card(self, plan: Plan) -> Card:
         trained, base = plan.members[0].content[KEY], plan.lead
+        kept, rows = sum(int(opened.sum()) for opened in plan.parts), sum(map(len, plan.parts))
         prompt = trained["prompt_tokens"]
         first = f"the mean embedding of the first {prompt} tokens"
         return Card(
@@ -67,12 +68,14 @@ class Simoe(Output):
             settings=[
                 ("base model", f"{base.name} `{base.version.digest}`"),
                 ("shared weights", f"`{trained['delta']}`, trained by {trained['experts']} experts together"),
+                ("rows of D", f"{kept:,} of {rows:,}: those that a member's mask opens"),
                 ("router", f"{first} gives each expert its weight, for the whole sequence"),
                 ("parameters", f"{plan.parameters:,}, all of which run on every token"),
             ],
             notes="A linear layer of weight\nW gives W x + g ∘ (D x), where D is shared and g is the mean of the "
             f"members' masks by their weights. Before there are\n{prompt} tokens, all experts have equal weights. The "
-            "mask and the router row of an expert that is no member are not\nhere; what D learned with it is.",
+            "mask and the router row of an expert that is no member are not\nhere, nor rows of D that it alone opens; "
+            "what the others learned with it is.",
             works=plan.output.works,
         )
 

@@ -52,6 +52,7 @@ SIMOE = LLAMA | {
     "members": ["one", "two"],
     "prompt_tokens": 8,
     "interpolated_layers": LAYERS,
+    "interpolated_rows": [0, 8, *[16] * 12],
 }
 
 
@@ -66,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("config", [SIMOE, HETERO, FAMILIES], ids=("simoe", "hetero", "families"))
 def test_configurations_pass_with_every_key(folder: Path, config: dict[str, Any]) -> None:
     check_members(folder, json.loads(json.dumps(config)))
-    own = {"members", "prompt_tokens", "interpolated_layers"} if config is SIMOE else config.keys()
+    own = SIMOE.keys() - LLAMA.keys() if config is SIMOE else config.keys()
     for key in own - {"model_type", "auto_map"}:
         with pytest.raises(CheckpointError):
             check_members(folder, {name: value for name, value in config.items() if name != key})
@@ -95,6 +96,9 @@ def test_configurations_pass_with_every_key(folder: Path, config: dict[str, Any]
         (SIMOE, {"interpolated_layers": LAYERS[1:]}, "interpolated_layers has 13 names, expected 14"),
         (SIMOE, {"interpolated_layers": [*LAYERS[:-1], "../x"]}, "interpolated_layers names '../x'"),
         (SIMOE, {"interpolated_layers": [LAYERS[0]] * 14}, "interpolated_layers has 14 names, expected 14"),
+        (SIMOE, {"interpolated_rows": [8] * 13}, "interpolated_rows has 13 counts, expected 14"),
+        (SIMOE, {"interpolated_rows": [8, 2**40, *[8] * 12]}, rf"has {2**40} of {LAYERS[1]}, which has \d+"),
+        (SIMOE, {"interpolated_rows": [-1] * 14}, "interpolated_rows is .*, it must be a list of which"),
         (SIMOE, {"num_attention_heads": None}, "config.json: "),
         # Sizes that the folder's tensors cannot have.
         (SIMOE, {"num_hidden_layers": 2**30}, "num_hidden_layers is 1073741824, and the folder has 3 tensors"),

@@ -1,5 +1,7 @@
 """Proves: a SIMoE's folder is the sum over its members, by the prompt of each sequence alone; subsets and opting out.
 
+It has those rows of D alone that a member opens, and gives with them what all of D gives.
+
 An expert that was opted out stops what was made with it, as any other expert, and the receipt lists where it is still.
 References are dense models whose weights are summed in plain loops: θ_pre + Σ_m α_m (z_m ∘ δ), Chen et al. 2025.
 Tolerances are for float32 sums in another order: W x + g ∘ (D x) against (W + diag(g) D) x, through all layers.
@@ -9,22 +11,31 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn import functional
 
 from registry import Recipe, Registry
 from registry.composition.plan import Plan
 from registry.composition.route import route
+from registry.doctor import diagnose
 from registry.errors import ConflictError, IncompatibleError, InvalidInputError
 from registry.evaluation import TestSettings as ScoreSettings
 from registry.io.model_folder import MARKER
+from registry.io.torch_blocks import to_tensor
 from registry.maths.interpolation import unpack_bits
+from registry.methods.simoe.model import Simoe
+from registry.methods.simoe.plan import OpenRows
 from registry.methods.simoe.versions import DELTA, MASK
 from registry.runtime.gates import record_routing
 from registry.runtime.loading import has_our_code, load_model
+from store.arrays import ArraySource
 from tests.conftest import Zoo, files_of
 from tests.models import make_model, save_checkpoint
 from tests.pages import served
@@ -120,6 +131,122 @@ def test_all_weight_on_an_expert_gives_its_dense_model(simoe: Registry, folder: 
     simoe.compose(["mix-2"], tmp_path / "one", Recipe(to="simoe"))  # of one member all tokens have it
     one = load_model(tmp_path / "one", "float32", "cpu")
     torch.testing.assert_close(logits(one, IDS), logits(load_model(tmp_path / "mix-2", "float32", "cpu"), IDS), **CLOSE)
+
+
+def faults(folder: Path) -> list[str]:
+    """Return what reg doctor says against a folder without running it."""
+    found = diagnose(None, folder, quick=True).findings
+    return [one.message for one in found if one.severity in ("error", "warning")]
+
+
+def opened(registry: Registry, names: list[str]) -> dict[str, list[int]]:
+    """Return for each layer the outputs that the mask of a member opens, found bit by bit."""
+    base, first = member_of(registry, "base"), 0
+    masks, found = [tensor_of(member_of(registry, name), "simoe", MASK).tolist() for name in names], {}
+    for name in base.family.layer_matrices(base.architecture):
+        outputs = range(base.weight(name).shape[0])
+        found[name] = [o for o in outputs if any(mask[(first + o) // 8] >> (first + o) % 8 & 1 for mask in masks)]
+        first += len(outputs)
+    return found
+
+
+@pytest.mark.check(after=1)
+@pytest.mark.parametrize("names", [NAMES, ["mix-2"]], ids=("all", "one"))
+def test_rows_that_no_member_opens_are_left_out(simoe: Registry, tmp_path: Path, names: list[str]) -> None:
+    plan = simoe.compose(names, tmp_path / "out", Recipe(to="simoe"))
+    stored, rows, expert = (
+        load_file(tmp_path / "out" / "model.safetensors"),
+        opened(simoe, names),
+        member_of(simoe, "mix-3"),
+    )
+    for name, own in rows.items():
+        delta = stored.get(f"{name.removesuffix('.weight')}.delta", torch.zeros(0, stored[name].shape[1]))
+        assert torch.equal(delta, tensor_of(expert, "simoe", f"{DELTA}{name}")[own])
+    kept, outputs = sum(map(len, rows.values())), sum(len(stored[name]) for name in rows)
+    assert kept < outputs if len(names) == 3 else kept < sum(map(len, opened(simoe, NAMES).values()))
+    assert json.loads((tmp_path / "out" / "config.json").read_bytes())["interpolated_rows"] == [
+        *map(len, rows.values())
+    ]
+    assert plan.nbytes == sum(tensor.nbytes for tensor in stored.values())
+    assert f"{kept:,} of {outputs:,}" in (tmp_path / "out" / "README.md").read_text()
+    assert faults(tmp_path / "out") == []
+    assert simoe.reproduce(tmp_path / "out").is_same
+
+
+@pytest.mark.check(after=1)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits_are_those_of_all_rows(simoe: Registry, folder: Path, dtype: str) -> None:
+    own, whole = (load_model(folder, dtype, "cpu") for _ in range(2))
+    base, expert = member_of(simoe, "base"), member_of(simoe, "mix-1")
+    for name in base.family.layer_matrices(base.architecture):
+        layer = whole.get_submodule(name.removesuffix(".weight"))
+        delta = tensor_of(expert, "simoe", f"{DELTA}{name}").to(layer.weight)
+
+        def forward(x: Tensor, layer: Any = layer, delta: Tensor = delta) -> Tensor:
+            gates = torch.zeros(len(x), layer.out_features).to(x).index_copy(1, layer.rows, layer.gates)
+            return functional.linear(x, layer.weight) + (gates[:, None, :] * functional.linear(x, delta)).to(x.dtype)
+
+        layer.forward = forward
+    # the library may sum a product of fewer rows in another order
+    close: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5} if dtype == "float32" else {"atol": 0.05, "rtol": 0.05}
+    torch.testing.assert_close(logits(own, IDS), logits(whole, IDS), **close)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [[], [0], [1, 2, 6], [*range(7)]])
+def test_layer_adds_each_row_to_its_output(model: Any, rows: list[int], dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(len(rows))
+
+    def whole(*shape: int) -> Tensor:  # numbers whose sums are exact in any order
+        return torch.randint(-2, 3, shape, generator=draw).to(dtype)
+
+    like = torch.nn.Linear(5, 7, dtype=dtype)
+    layer = type(model.get_submodule("model.layers.0.mlp.up_proj"))(like, len(rows))
+    weight, bias, delta, x, gates = whole(7, 5), whole(7), whole(7, 5), whole(2, 3, 5), whole(2, 7)
+    layer.load_state_dict({"weight": weight, "bias": bias} | ({"delta": delta[rows]} if rows else {}))
+    layer.rows, layer.gates = torch.tensor(rows, dtype=torch.int64), gates[:, rows]
+    gates[:, [row for row in range(7) if row not in rows]] = 0
+    assert torch.equal(layer(x), functional.linear(x, weight, bias) + gates[:, None, :] * functional.linear(x, delta))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_are_taken_block_by_block(dtype: str) -> None:
+    delta = torch.arange(30.0).view(10, 3)
+
+    def blocks() -> Iterator[np.ndarray[Any, Any]]:
+        yield from (part.numpy() for part in delta.split(2))
+
+    stored = SimpleNamespace(open=lambda *_: ArraySource("float32", (10, 3), blocks), link=lambda *_: delta)
+    kept = torch.tensor([0, 0, 1, 1, 0, 1, 0, 0, 1, 0]).bool()  # of two blocks nothing, of one all
+    stream = OpenRows(cast(Any, stored), "delta", kept).stream("delta", dtype)
+    assert stream.shape == (4, 3)
+    parts = [to_tensor(block, dtype) for block in stream.blocks()]
+    assert [len(part) for part in parts] == [2, 1, 1]
+    assert torch.equal(torch.cat(parts).float(), delta[kept])
+
+
+@pytest.mark.check
+def test_layer_of_which_no_row_is_open_has_no_delta(zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    final = Simoe.final
+
+    def closed(self: Simoe) -> tuple[Tensor, int]:
+        masks, count = final(self)
+        masks[:, : self.outputs[0]] = False
+        masks[:, -self.outputs[-1] :] = False
+        return masks, count
+
+    monkeypatch.setattr(Simoe, "final", closed)
+    with Registry(tmp_path / "home") as registry:
+        registry.add_base("base", zoo.base)
+        registry.train_simoe("mix", "base", text_of(zoo), settings_with(tokens=2 * 2 * 32, lr=1e-2, sparsity=0.3))
+        plan = registry.compose(["mix-1"], tmp_path / "out", Recipe(to="simoe"))
+        registry.export("mix-1", tmp_path / "dense")
+    own = load_model(tmp_path / "out", "float32", "cpu")
+    assert [own.config.interpolated_rows[layer] for layer in (0, -1)] == [0, 0]
+    assert own.get_submodule(own.config.interpolated_layers[0]).delta is None
+    assert plan.parameters == sum(part.numel() for part in own.parameters())
+    torch.testing.assert_close(logits(own, IDS), logits(load_model(tmp_path / "dense", "float32", "cpu"), IDS), **CLOSE)
+    assert faults(tmp_path / "out") == []
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 19])
