@@ -21,6 +21,7 @@ COMMANDS = {
         ("log", "log"),
         ("versions", "alias export"),
         ("push", "push push-expert"),
+        ("sign", "sign verify-signature"),
         ("doctor", "reproduce"),
         ("maintain", "verify gc"),
         ("ui", "ui"),
@@ -40,7 +41,7 @@ JOBS = {
         "Train": "train-expert train train-router proxy train-soup train-simoe",
         "Compose": "compose instantiate preview reproduce",
         "Look": "list show compositions log ui evaluate report route doctor scores continual audit-extraction",
-        "Share": "push push-expert export",
+        "Share": "push push-expert export sign verify-signature",
         "Withdraw": "opt-out receipt",
         "Maintain": "verify gc arrays db schema",
     }.items()

@@ -33,6 +33,10 @@ class OutputError(InvalidInputError):
     """The output folder cannot be written."""
 
 
+class SignatureError(RegError):
+    """There is no signature, it is of other bytes or by a key that is not allowed, or a key cannot sign."""
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message that says something, or its class if the message is empty."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from registry import composition as composition_  # methods have the names of these three packages
 from registry import doctor as doctor_
-from registry import evaluation, hub, maintenance, registration, training
+from registry import evaluation, hub, maintenance, registration, signing, training
 from registry import opt_out as opt_out_
 from registry import report as report_
 from registry.calibration.corpus import check_files
@@ -741,6 +741,7 @@ class Registry:
         target: hub.Target | str,
         *,
         license: str | None = None,  # noqa: A002 - the field's word
+        sign: PathLike | None = None,
     ) -> hub.Pushed:
         """Push a composed folder to the Hub in one commit, compare what arrived, and return the commit.
 
@@ -750,12 +751,13 @@ class Registry:
         Args:
             target: the repository; a text is `ORG/NAME[@REVISION]`.
             license: the license of the whole; default the roll-up of the members' licenses.
+            sign: a key to sign the folder with (`registry.signing.sign`); a signature is pushed in any case.
 
-        Raises InvalidInputError if the members' licenses give none for the whole, and ConflictError if a member was
-        opted out, or the repository holds something else.
+        Raises InvalidInputError if the members' licenses give none for the whole, ConflictError if a member was opted
+        out, or the repository holds something else, and SignatureError if the key cannot sign.
         """
         require_composed(Path(folder))
-        return hub.push(self._workspace, folder, target, license)
+        return hub.push(self._workspace, folder, target, license, None if sign is None else signing.signer(sign))
 
     def check_push(
         self,

@@ -8,7 +8,7 @@ import click
 
 from cli.option_groups import CommandGroup, command
 from cli.options import composed_path, file, file_path, flag, option
-from cli.output import done, is_json, is_quiet, next_step, note, printed_json, reg_line
+from cli.output import done, is_json, is_quiet, next_step, note, print_json, printed_json, reg_line
 from cli.session import Session, pass_session
 from registry.errors import InvalidInputError
 from registry.io.display import counted, short, size
@@ -158,7 +158,7 @@ def _reach(did: "OptOut") -> list[str]:
 
 @click.group(cls=CommandGroup)
 def receipt() -> None:
-    """Check the receipt of an opt-out: reg receipt verify FILE."""
+    """Check the receipt of an opt-out, or print it for other programs: reg receipt verify FILE."""
 
 
 @receipt.command(
@@ -200,3 +200,12 @@ def verify(session: Session, file: Path, folders: tuple[Path, ...]) -> None:
         for remedy in check.remedies:
             note(f"next: {remedy}")
         raise click.exceptions.Exit(1)
+
+
+@receipt.command(examples=("reg receipt statement math-receipt.json > statement.json",))
+@click.argument("file", metavar="FILE", type=file_path)
+def statement(file: Path) -> None:
+    """Print a receipt as an in-toto Statement, in JSON, with the withdrawn versions as its subjects."""
+    from registry.opt_out.receipt import read_receipt
+
+    print_json(read_receipt(file).statement())

@@ -8,7 +8,7 @@ import click
 
 from cli.next_steps import loading
 from cli.option_groups import command
-from cli.options import composed_path, flag, option
+from cli.options import composed_path, file, flag, option
 from cli.output import announce, done, next_step, printed_json
 from cli.session import Session, pass_session
 from cli.shared_options import hub_target
@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     "The license of the whole, an identifier of the Hub. [default: derived from the members' licenses]",
     "license_id",
 )
+@file("--sign KEY", "Sign the folder first, as reg sign does. A signature in the folder is pushed in any case.")
 @pass_session
-def push(session: Session, /, folder: Path, repo: str, license_id: str | None, **target: Any) -> None:
+def push(
+    session: Session, /, folder: Path, repo: str, license_id: str | None, sign: Path | None, **target: Any
+) -> None:
     """Push a composed FOLDER to REPO, ORG/NAME on the Hub, in one commit, and verify the upload.
 
     FOLDER must be unchanged since it was composed. Scores, languages and the members' locations on the Hub are added to
@@ -39,7 +42,7 @@ def push(session: Session, /, folder: Path, repo: str, license_id: str | None, *
     if folder.is_dir():
         announce(f"checking {folder} before the push")
     with session.registry() as registry:
-        pushed = registry.push(folder, repository, license=license_id)
+        pushed = registry.push(folder, repository, license=license_id, sign=sign)
     print_pushed(pushed)
     next_step(loading(pushed.repo_id, pushed.revision))
 

@@ -203,6 +203,16 @@ reg opt-out | object | The opted-out versions, and the copies that remain.
   receipt | text or null | The receipt's file.
 reg receipt verify | registry.opt_out.verify_receipt.ReceiptCheck | A receipt, compared with the registry.
   receipt | object | The content of the receipt (docs/formats.md).
+reg receipt statement | object | A receipt as an in-toto Statement.
+  _type | text | The kind of document.
+  subject | list of object | The withdrawn versions.
+    name | text | The reference of a version: NAME@NUMBER.
+    digest | object | The digest of its content.
+      sha256 | digest | The same, by its algorithm.
+  predicateType | text | The kind of predicate.
+  predicate | object | The content of the receipt (docs/formats.md).
+reg sign | registry.signing.signature.Signature
+reg verify-signature | registry.signing.signature.Signature
 reg list | list of version | A registered version.
 reg show | version
   bytes | by role: whole number | Bytes of its arrays of that role.

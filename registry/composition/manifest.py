@@ -16,9 +16,10 @@ from registry.composition.recipe.fields import FROM_BASE, problem_of_copies, tar
 from registry.composition.recipe.fields import removed as removed_fields
 from registry.composition.recipe.recipe import DOCUMENT_FORMAT, Recipe
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError
-from registry.io.model_folder import MARKER, require_composed
+from registry.io.limits import JSON_BYTES
+from registry.io.model_folder import MARKER, SIGNATURES, require_composed
 from registry.io.tree_digest import digest_like
-from registry.io.untrusted import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, maybe, read_json
+from registry.io.untrusted import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, json_object, maybe, read_small
 from registry.names.reference import check_name, copy_name
 from registry.progress import Advance, Progress
 from store.digest import json_digest
@@ -149,15 +150,17 @@ def _is_of_copies(manifest: CompositionManifest) -> bool:
 
 COMPOSE_AGAIN = "compose it again: reg compose --experts … --out DIR"
 
+_APART = (".gitattributes", *SIGNATURES)
 _HUB = (".cache/huggingface/", ".git/")
 """Folders that a download from the Hub leaves behind."""
 
 
 @dataclass(frozen=True)
 class ComposedFolder:
-    """A folder with a `composition.json`: its content, and the same parsed."""
+    """A folder with a `composition.json`: its bytes, its content, and the same parsed."""
 
     path: Path
+    data: bytes
     content: Mapping[str, Any]
     manifest: CompositionManifest
 
@@ -170,8 +173,13 @@ class ComposedFolder:
             InvalidInputError: a member's name cannot be one.
         """
         require_composed(path)
-        content = read_json(path / MARKER)
-        return cls(path, content, CompositionManifest.from_document(content, str(path / MARKER)))
+        return cls.of(path, read_small(path / MARKER, JSON_BYTES))
+
+    @classmethod
+    def of(cls, path: Path, data: bytes) -> "ComposedFolder":
+        """Parse the bytes of a folder's `composition.json` (errors as `read`)."""
+        content = json_object(data, str(path / MARKER))
+        return cls(path, data, content, CompositionManifest.from_document(content, str(path / MARKER)))
 
     @property
     def digest(self) -> str:
@@ -195,10 +203,10 @@ class ComposedFolder:
 
     @cached_property
     def paths(self) -> dict[str, Path]:
-        """Relative path → path of every file below the folder, links included, without files left by a download."""
+        """Relative path → path of every file of the folder and link, but for signatures and what downloads leave."""
         paths = (path for path in self.path.rglob("*") if path.is_symlink() or not path.is_dir())
         found = {path.relative_to(self.path).as_posix(): path for path in paths}
-        return {name: path for name, path in found.items() if name != ".gitattributes" and not name.startswith(_HUB)}
+        return {name: path for name, path in found.items() if name not in _APART and not name.startswith(_HUB)}
 
     def problems(self, progress: Progress) -> Iterator[str]:
         """Yield a line for every difference from the folder as it was composed; `progress` reports the bytes read."""

@@ -1,6 +1,6 @@
 """Pushing composed folders and experts to the Hub, and recording each push."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from registry.calibration.calibration import is_self_sampled
@@ -17,8 +17,10 @@ from registry.hub.hub_errors import endpoint
 from registry.hub.target import Commit, Outgoing, Pushed, Target
 from registry.hub.upload import check_account, upload
 from registry.io.disk import file_digest
-from registry.io.model_folder import MARKER
+from registry.io.limits import JSON_BYTES
+from registry.io.model_folder import MARKER, SIGNATURES
 from registry.io.tree_digest import PREFIX, tree_and_sha256
+from registry.io.untrusted import read_small
 from registry.io.work_dirs import temporary_folder
 from registry.member import load_member
 from registry.names.reference import check_license
@@ -27,11 +29,18 @@ from registry.progress import remark
 from registry.workspace import PathLike, Workspace
 from store.catalog import Catalog, PushRecord, VersionRecord
 
+Sign = Callable[[ComposedFolder], object]  # writes a signature of a folder whose files were checked into it
 RECOMPOSE = "compose it again, and push that"
 
 
-def push(workspace: Workspace, folder: PathLike, target: Target | str, license_id: str | None = None) -> Pushed:
-    """Push a composed folder (arguments and errors as in `Registry.push`)."""
+def push(
+    workspace: Workspace,
+    folder: PathLike,
+    target: Target | str,
+    license_id: str | None = None,
+    sign: Sign | None = None,
+) -> Pushed:
+    """Push a composed folder, signed by `sign` if given (other arguments and errors as in `Registry.push`)."""
     workspace.check_owner()
     target = _target(target)
     license_id = _license(license_id)
@@ -40,6 +49,11 @@ def push(workspace: Workspace, folder: PathLike, target: Target | str, license_i
     _versions_of(workspace.catalog, composed)  # without the Hub, so first
     check_account(target)
     files = _outgoing(workspace, composed, target.repo_id.rpartition("/")[2], license_id)
+    if sign is not None:
+        sign(composed)
+    for name in SIGNATURES:
+        if (composed.path / name).is_file():
+            files[name] = Outgoing.of(read_small(composed.path / name, JSON_BYTES))
     if not workspace.catalog.has_composition(digest):
         remark(workspace.progress, f"{folder} was not composed in this registry: no receipt will list this push")
     names = ", ".join(member.name for member in composed.manifest.members)
@@ -116,7 +130,7 @@ def _outgoing(workspace: Workspace, composed: ComposedFolder, name: str, license
     evaluation = widest(workspace.catalog.evaluations(composed.digest), [member.name for member in manifest.members])
     sources = [source_of(workspace.catalog, version) for version in versions]
     outgoing_files = {path: Outgoing(folder / path, sha256) for path, sha256 in _sha256(composed, workspace).items()}
-    outgoing_files[MARKER] = Outgoing.of((folder / MARKER).read_bytes())
+    outgoing_files[MARKER] = Outgoing.of(composed.data)
     if CARD in files:
         extra = metadata(name, sources, languages_of(versions), license_id, evaluation)
         audits = workspace.catalog.audits(composed.digest)

@@ -27,3 +27,5 @@ FOOTER_BYTES = 16 * 2**20  # bytes of each text, and items of each list, in the 
 YAML_BYTES = 64 * 2**10  # a recipe file
 YAML_VALUES = 4096  # values in a recipe file
 YAML_DEPTH = 8  # nesting of mappings and lists in a recipe file
+
+SIGNER_BYTES = 2**20  # a key, a file of allowed signers, an SSH signature; a bundle is JSON

@@ -28,6 +28,8 @@ SHARD_BYTES = 5 * 10**9
 ONE_FILE_BYTES = 10**9
 INDEX = "model.safetensors.index.json"
 MARKER = "composition.json"  # marks a folder as written by this program, which never deletes any other
+SIGNATURE, BUNDLE = f"{MARKER}.sig", "model.sig"  # signatures of SSH and of OpenSSF Model Signing
+SIGNATURES = (SIGNATURE, BUNDLE)  # which the folder's own files say nothing of
 
 
 @contextmanager

@@ -24,6 +24,8 @@ from registry.workspace import Workspace
 from store.catalog import CompositionRecord, PushRecord, VersionRecord
 
 FORMAT = 1
+STATEMENT, PREDICATE = "https://in-toto.io/Statement/v1", f"urn:expert-registry:opt-out-receipt:v{FORMAT}"
+"""What an in-toto Statement is, and what this one states."""
 NOT_ERASED = (
     "copies that were made of these folders, of what was pushed, folders that reg export wrote, and backups: the "
     "registry does not know of them. The log keeps names (also those of aliases and of these folders), version "
@@ -119,6 +121,11 @@ class Receipt:
             },
             "head": self.head,
         }
+
+    def statement(self) -> dict[str, Any]:
+        """Return the receipt as an in-toto Statement about the withdrawn versions, by content digest."""
+        subject = [{"name": version.ref, "digest": {"sha256": version.digest}} for version in self.versions]
+        return {"_type": STATEMENT, "subject": subject, "predicateType": PREDICATE, "predicate": self.document()}
 
     @classmethod
     def from_document(cls, document: object, label: str) -> "Receipt":

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,6 +104,11 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
         patch.setattr("registry.ui.server", lambda _: SimpleNamespace(run=lambda sockets: None))  # it would go on
         run("ui", "--port", 0)
         run("continual", "--schedule", "math", *text)
+        key = work / "key"
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+        (work / "signers").write_text(f"me {(work / 'key.pub').read_text()}")
+        run("sign", moe, "--key", key)
+        run("verify-signature", moe, "--signers", work / "signers")
         run("push", moe, "org/moe", "--license", "mit")
         run("push-expert", "math", "org/math")
         run("reproduce", moe)
@@ -115,6 +121,7 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
         run("arrays", "copy", home / "arrays", work / "arrays")
         run("opt-out", "math", "--purge", "--yes", "--receipt", receipt)
         run("receipt", "verify", receipt)
+        run("receipt", "statement", receipt)
         for words in ("list", "list --all", "show law", "show math", "compositions", "log", "verify", "gc --dry-run"):
             run(*words.split())
         run("show", found["reg compositions"][0][0]["digest"])

@@ -1,0 +1,83 @@
+"""Bundles of OpenSSF Model Signing, made and checked by the optional package model-signing with PEM keys."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from registry.composition.card import CARD
+from registry.errors import RegError, SignatureError, StorageError, first_line
+from registry.io.limits import JSON_BYTES
+from registry.io.model_folder import SIGNATURES
+from registry.io.untrusted import json_object, read_small
+from registry.io.work_dirs import temporary_folder
+
+UNSIGNED = (CARD, *SIGNATURES, ".cache/huggingface")
+"""What a bundle leaves out, beside git's own files: a push rewrites the card, and a download adds that folder."""
+
+
+def is_private(key: bytes) -> bool:
+    """Tell whether a key file is a private key in PEM, not in OpenSSH's format nor one of RSA alone."""
+    return re.search(rb"-----BEGIN (EC |ENCRYPTED )?PRIVATE KEY-----", key) is not None
+
+
+def is_public(key: bytes) -> bool:
+    """Tell whether a key file is a public key in PEM."""
+    return key.lstrip().startswith(b"-----BEGIN PUBLIC KEY-----")
+
+
+def require_library() -> None:
+    """Check that model-signing is installed with all that it needs (StorageError: it is not)."""
+    try:
+        import model_signing  # noqa: F401
+    except ImportError as error:
+        raise StorageError(
+            f"signatures with PEM keys need model-signing and pyopenssl: {error}",
+            "run: pip install 'expert-registry[sign]', or sign with an OpenSSH key",
+        ) from error
+
+
+def sign(folder: Path, key: Path) -> bytes:
+    """Sign every file of a folder but `UNSIGNED` (SignatureError: not with this key, or a file cannot be read)."""
+    from model_signing import signing
+
+    with temporary_folder() as work:
+        try:
+            signer = signing.Config().use_elliptic_key_signer(private_key=key).set_hashing_config(_hashing())
+            signer.sign(folder, work / "sig")
+        except Exception as error:
+            raise SignatureError(
+                f"{key} cannot sign {folder}: {first_line(error)}",
+                "name a P-256 key without a passphrase: openssl ecparam -name prime256v1 -genkey -noout -out KEY",
+            ) from error
+        return (work / "sig").read_bytes()
+
+
+def fingerprint(signature: bytes, where: str) -> str:
+    """Return the SHA-256 of the public key in PEM that a bundle names (SignatureError: it is not such a bundle)."""
+    try:
+        hint = json_object(signature, where)["verificationMaterial"]["publicKey"]["hint"]
+    except (RegError, KeyError, TypeError) as error:
+        raise SignatureError(f"{where} is not a bundle that names its public key", "sign again: reg sign") from error
+    return f"SHA256:{str(hint)[:64]}"
+
+
+def verify(folder: Path, signature: Path, key: Path) -> str:
+    """Verify a folder by a public key, and return the key's fingerprint (SignatureError: another key or content)."""
+    from model_signing import verifying
+
+    found = fingerprint(read_small(signature, JSON_BYTES), str(signature))
+    try:
+        verifier = verifying.Config().use_elliptic_key_verifier(public_key=key).set_hashing_config(_hashing())
+        verifier.verify(folder, signature)
+    except Exception as error:
+        raise SignatureError(
+            f"{signature} is not a signature of {folder} as it is now by {key}: {first_line(error)}",
+            "fetch the folder and the signer's key again, and use neither until they agree",
+        ) from error
+    return found
+
+
+def _hashing() -> Any:
+    from model_signing import hashing
+
+    return hashing.Config().set_ignored_paths(paths=UNSIGNED).set_allow_symlinks(True)

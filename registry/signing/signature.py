@@ -1,0 +1,143 @@
+"""What is signed and where the signature lies: `composition.json` covers its folder, a receipt stands for itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from registry.composition.manifest import ComposedFolder
+from registry.errors import CheckpointError, InvalidInputError, NotFoundError, SignatureError
+from registry.io.disk import atomic_file
+from registry.io.limits import JSON_BYTES, SIGNER_BYTES
+from registry.io.model_folder import BUNDLE, MARKER, SIGNATURE, require_composed
+from registry.io.untrusted import json_object, read_small
+from registry.opt_out.receipt import Receipt
+from registry.progress import Progress, silent
+from registry.signing import bundle, ssh
+from registry.workspace import PathLike
+from store.permissions import writing
+
+_KEY = "name a private key file: --key ~/.ssh/id_ed25519"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A signature that fits what it is of."""
+
+    file: Path  # the file of the signature
+    key: str  # the fingerprint of the key; of a PEM key the SHA-256 of the public key's file
+    signer: str | None = None  # the name of the signer among those allowed; None of a PEM key, and when signing
+
+
+def sign(path: PathLike, key: PathLike, progress: Progress = silent) -> Signature:
+    """Sign a composed folder that is intact, or a receipt; an earlier signature by the same kind of key is replaced.
+
+    Args:
+        path: the folder, or the file of the receipt.
+        key: an OpenSSH private key, or a public one whose private half ssh-agent holds; for a folder also a P-256 key
+            in PEM, which makes a bundle of OpenSSF Model Signing.
+
+    Raises:
+        SignatureError: the key cannot be read or cannot sign.
+        CheckpointError: the folder was changed since it was composed, or the file is not a receipt.
+        StorageError: ssh-keygen or model-signing is not installed, or the signature cannot be written.
+    """
+    path, key, write = Path(path), Path(key), signer(key)
+    if not path.is_file():
+        _require(path)
+        composed = ComposedFolder.read(path)
+        composed.check(progress)
+        return write(composed)
+    if bundle.is_private(_read(key, _KEY)):
+        raise InvalidInputError(
+            f"{key} is a PEM key, which signs folders alone", "sign the receipt with an OpenSSH key"
+        )
+    data = read_small(path, JSON_BYTES)
+    _check_receipt(path, data)
+    return _sign_bytes(data, path, key)
+
+
+def signer(key: PathLike) -> Callable[[ComposedFolder], Signature]:
+    """Return the function that signs a folder whose files were checked (errors of the key as `sign`)."""
+    key = Path(key)
+    if not bundle.is_private(_read(key, _KEY)):
+        return lambda composed: _sign_bytes(composed.data, composed.path / MARKER, key)
+    bundle.require_library()
+    return lambda composed: _sign_files(composed, key)
+
+
+def verify(path: PathLike, signers: PathLike, progress: Progress = silent) -> Signature:
+    """Verify the signature of a composed folder with all its files, or of a receipt; return who signed.
+
+    Args:
+        path: the folder, or the file of the receipt.
+        signers: OpenSSH's file of allowed signers (`man ssh-keygen`), or for a bundle the public key in PEM.
+
+    Raises:
+        SignatureError: there is no signature, it is of other bytes, or the key is not allowed.
+        CheckpointError: a file differs from what was signed, is missing, or was added.
+        StorageError: ssh-keygen or model-signing is not installed.
+    """
+    path, signers = Path(path), Path(signers)
+    by_key = bundle.is_public(_read(signers, "name a file of allowed signers, with lines: NAME ssh-ed25519 …"))
+    if path.is_file():
+        if by_key:
+            raise InvalidInputError(f"{signers} is a PEM key, which signs folders alone", "name allowed signers")
+        data, file = read_small(path, JSON_BYTES), _present(path.with_name(f"{path.name}.sig"), path)
+        name, key = ssh.verify(data, file, signers)
+        _check_receipt(path, data)
+        return Signature(file, key, name)
+    _require(path)
+    data, file = read_small(path / MARKER, JSON_BYTES), _present(path / (BUNDLE if by_key else SIGNATURE), path)
+    if by_key:
+        bundle.require_library()
+        found = Signature(file, bundle.verify(path, file, signers))
+    else:
+        name, key = ssh.verify(data, file, signers)
+        found = Signature(file, key, name)
+    ComposedFolder.of(path, data).check(progress, "fetch the folder again, and do not use it before it is as signed")
+    return found
+
+
+def _sign_bytes(data: bytes, path: Path, key: Path) -> Signature:
+    signature, file = ssh.sign(data, key), path.with_name(f"{path.name}.sig")
+    _write(file, signature)
+    return Signature(file, ssh.fingerprint(data, signature, str(file)))
+
+
+def _sign_files(composed: ComposedFolder, key: Path) -> Signature:
+    signature, file = bundle.sign(composed.path, key), composed.path / BUNDLE
+    _write(file, signature)
+    return Signature(file, bundle.fingerprint(signature, str(file)))
+
+
+def _write(path: Path, data: bytes) -> None:
+    with writing(path), atomic_file(path) as fresh:
+        fresh.write_bytes(data)
+
+
+def _require(path: Path) -> None:
+    if not path.exists():
+        raise NotFoundError(f"{path} does not exist", "name a composed folder, or a receipt of reg opt-out --receipt")
+    require_composed(path)
+
+
+def _present(signature: Path, path: Path) -> Path:
+    if not signature.is_file():
+        raise SignatureError(
+            f"{path} is not signed: there is no {signature}", f"its signer runs: reg sign {path} --key KEY"
+        )
+    return signature
+
+
+def _check_receipt(path: Path, data: bytes) -> None:
+    Receipt.from_document(json_object(data, str(path)), str(path))
+
+
+def _read(path: Path, hint: str) -> bytes:
+    """Return a file of keys (SignatureError: it is absent, too large, or cannot be read)."""
+    try:
+        return read_small(path, SIGNER_BYTES)
+    except CheckpointError as error:
+        raise SignatureError(error.message, hint) from error
+    except OSError as error:
+        raise SignatureError(f"{path} cannot be read: {error.strerror}", hint) from error

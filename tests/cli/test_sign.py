@@ -1,0 +1,90 @@
+"""Proves: `reg sign`, `reg verify-signature` and `reg push --sign` say who signed and exit 1 for everything else."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Reg
+from tests.running import ROOT
+from tests.writable_hub import WritableHub, writable_hub
+
+pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WritableHub]:
+    yield from writable_hub(monkeypatch, tmp_path / "huggingface")
+
+
+def new_key(path: Path, passphrase: str = "") -> Path:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-f", path], check=True)
+    return path
+
+
+def test_signatures_are_told(reg: Reg, hub: WritableHub, tmp_path: Path) -> None:
+    moe, signers, key = tmp_path / "moe", tmp_path / "signers", new_key(tmp_path / "key")
+    signers.write_text(f"ada@example.org {(tmp_path / 'key.pub').read_text()}")
+    reg("compose", "--experts", "code,math", "--trunk", "mean", "--out", moe)
+    unsigned = reg("verify-signature", moe, "--signers", signers, code=1)
+    assert unsigned.stdout == ""
+    assert f"error: {moe} is not signed" in unsigned.stderr
+    assert f"next: its signer runs: reg sign {moe} --key KEY" in unsigned.stderr
+    signed = reg("sign", moe, "--key", key)
+    assert signed.stdout.startswith(f"signed {moe}  {moe}/composition.json.sig, key SHA256:")
+    assert f"verify-signature {moe} --signers FILE" in signed.stderr
+    assert reg("verify-signature", moe, "--signers", signers).stdout.startswith(
+        f"{moe} is as ada@example.org signed it"
+    )
+    assert reg("verify-signature", moe, "--signers", signers, "--quiet").stdout == "ada@example.org\n"
+    (moe / "composition.json.sig").unlink()
+    reg("push", moe, "org/moe", "--license", "mit", "--sign", key)
+    assert hub.files("org/moe")["composition.json.sig"] == (moe / "composition.json.sig").read_bytes()
+    (moe / "config.json").write_text("{}")
+    for words in (("verify-signature", moe, "--signers", signers), ("sign", moe, "--key", key)):
+        assert f"error: {moe}/config.json was changed" in reg(*words, code=1).stderr
+    assert "--key" in reg("sign", moe, code=2).stderr
+
+
+def test_receipts_are_statements_and_can_be_signed(reg: Reg, tmp_path: Path) -> None:
+    receipt, key = tmp_path / "receipt.json", new_key(tmp_path / "key")
+    reg("opt-out", "law", "--yes", "--receipt", receipt)
+    printed = json.loads(reg("receipt", "statement", receipt).stdout)
+    assert printed["predicate"] == json.loads(receipt.read_text())
+    assert [subject["name"] for subject in printed["subject"]] == ["law@1"]
+    assert reg.json("sign", receipt, "--key", key)["file"] == f"{receipt}.sig"
+
+
+def test_a_passphrase_is_asked_on_a_terminal_alone(reg: Reg, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSH_ASKPASS", raising=False)
+    receipt, key = tmp_path / "receipt.json", new_key(tmp_path / "key", "a passphrase")
+    reg("opt-out", "law", "--yes", "--receipt", receipt)
+    refused = reg("sign", receipt, "--key", key, code=1).stderr
+    assert "incorrect passphrase" in refused
+    assert f"ssh-add {key}" in refused
+    words = (sys.executable, "-m", "cli", "sign", str(receipt), "--key", str(key))
+    for answer, code in (("wrong", 1), ("a passphrase", 0)):
+        with subprocess.Popen(
+            [sys.executable, "-c", "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"]
+            + [*words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env=os.environ | {"SSH_AUTH_SOCK": ""},
+        ) as terminal:
+            assert terminal.stdin is not None
+            assert terminal.stdout is not None
+            asked = b""
+            while b"assphrase" not in asked:  # ssh-keygen discards what is typed before it asks
+                asked += (more := os.read(terminal.stdout.fileno(), 4096))
+                assert more, asked
+            terminal.stdin.write(f"{answer}\n".encode())
+            terminal.stdin.flush()
+            said = asked + terminal.stdout.read()
+            assert terminal.wait() == code, said
+    assert (tmp_path / "receipt.json.sig").is_file()
