@@ -77,6 +77,8 @@ AUDIT: Headings = {
     "Computation": ("device",),
 }
 
+PUSH: Headings = {"Repository": ("revision", "private", "create_pr", "force"), "Content": ("license_id", "sign")}
+
 INSTANTIATION: Headings = {
     "Output": ("out", "force"),
     "Mix of domains": ("weights", "like"),

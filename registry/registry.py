@@ -751,7 +751,7 @@ class Registry:
         Args:
             target: the repository; a text is `ORG/NAME[@REVISION]`.
             license: the license of the whole; default the roll-up of the members' licenses.
-            sign: a key to sign the folder with (`registry.signing.sign`); a signature is pushed in any case.
+            sign: a key to sign the folder with (`registry.signing.sign`); one in the folder is pushed in any case.
 
         Raises InvalidInputError if the members' licenses give none for the whole, ConflictError if a member was opted
         out, or the repository holds something else, and SignatureError if the key cannot sign.

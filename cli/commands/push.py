@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.next_steps import loading
-from cli.option_groups import command
+from cli.option_groups import PUSH, command
 from cli.options import composed_path, file, flag, option
 from cli.output import announce, done, next_step, printed_json
 from cli.session import Session, pass_session
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from registry.hub.target import Pushed
 
 
-@command("reg push moe/ ORG/code-math --license apache-2.0", "reg push moe/ ORG/code-math --private --revision v1")
+@command(
+    "reg push moe/ ORG/code-math --license apache-2.0",
+    "reg push moe/ ORG/code-math --private --revision v1",
+    headings=PUSH,
+)
 @click.argument("folder", metavar="FOLDER", type=composed_path)
 @hub_target
 @option(

@@ -20,7 +20,7 @@ from registry.io.disk import file_digest
 from registry.io.limits import JSON_BYTES
 from registry.io.model_folder import MARKER, SIGNATURES
 from registry.io.tree_digest import PREFIX, tree_and_sha256
-from registry.io.untrusted import read_small
+from registry.io.untrusted import own_file, read_small
 from registry.io.work_dirs import temporary_folder
 from registry.member import load_member
 from registry.names.reference import check_license
@@ -52,8 +52,8 @@ def push(
     if sign is not None:
         sign(composed)
     for name in SIGNATURES:
-        if (composed.path / name).is_file():
-            files[name] = Outgoing.of(read_small(composed.path / name, JSON_BYTES))
+        if (signature := own_file(composed.path, name)) is not None:  # no link to a secret: nothing lists its digest
+            files[name] = Outgoing.of(read_small(signature, JSON_BYTES))
     if not workspace.catalog.has_composition(digest):
         remark(workspace.progress, f"{folder} was not composed in this registry: no receipt will list this push")
     names = ", ".join(member.name for member in composed.manifest.members)

@@ -29,7 +29,7 @@ ONE_FILE_BYTES = 10**9
 INDEX = "model.safetensors.index.json"
 MARKER = "composition.json"  # marks a folder as written by this program, which never deletes any other
 SIGNATURE, BUNDLE = f"{MARKER}.sig", "model.sig"  # signatures of SSH and of OpenSSF Model Signing
-SIGNATURES = (SIGNATURE, BUNDLE)  # which the folder's own files say nothing of
+SIGNATURES = (SIGNATURE, BUNDLE)  # the files that composition.json does not list
 
 
 @contextmanager

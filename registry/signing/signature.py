@@ -1,4 +1,4 @@
-"""What is signed and where the signature lies: `composition.json` covers its folder, a receipt stands for itself."""
+"""Signing and verifying: of a folder its `composition.json`, which has the other files' digests; or a receipt."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,13 +37,13 @@ def sign(path: PathLike, key: PathLike, progress: Progress = silent) -> Signatur
             in PEM, which makes a bundle of OpenSSF Model Signing.
 
     Raises:
+        NotFoundError, InvalidInputError: there is no such path; it is a receipt, and the key in PEM.
         SignatureError: the key cannot be read or cannot sign.
         CheckpointError: the folder was changed since it was composed, or the file is not a receipt.
         StorageError: ssh-keygen or model-signing is not installed, or the signature cannot be written.
     """
-    path, key, write = Path(path), Path(key), signer(key)
-    if not path.is_file():
-        _require(path)
+    path, key, write = _subject(path), Path(key), signer(key)
+    if path.is_dir():
         composed = ComposedFolder.read(path)
         composed.check(progress)
         return write(composed)
@@ -58,11 +58,11 @@ def sign(path: PathLike, key: PathLike, progress: Progress = silent) -> Signatur
 
 def signer(key: PathLike) -> Callable[[ComposedFolder], Signature]:
     """Return the function that signs a folder whose files were checked (errors of the key as `sign`)."""
-    key = Path(key)
-    if not bundle.is_private(_read(key, _KEY)):
-        return lambda composed: _sign_bytes(composed.data, composed.path / MARKER, key)
+    file = Path(key)
+    if not bundle.is_private(_read(file, _KEY)):
+        return lambda composed: _sign_bytes(composed.data, composed.path / MARKER, file)
     bundle.require_library()
-    return lambda composed: _sign_files(composed, key)
+    return lambda composed: _sign_files(composed, file)
 
 
 def verify(path: PathLike, signers: PathLike, progress: Progress = silent) -> Signature:
@@ -73,11 +73,12 @@ def verify(path: PathLike, signers: PathLike, progress: Progress = silent) -> Si
         signers: OpenSSH's file of allowed signers (`man ssh-keygen`), or for a bundle the public key in PEM.
 
     Raises:
+        NotFoundError, InvalidInputError: as `sign`.
         SignatureError: there is no signature, it is of other bytes, or the key is not allowed.
         CheckpointError: a file differs from what was signed, is missing, or was added.
         StorageError: ssh-keygen or model-signing is not installed.
     """
-    path, signers = Path(path), Path(signers)
+    path, signers = _subject(path), Path(signers)
     by_key = bundle.is_public(_read(signers, "name a file of allowed signers, with lines: NAME ssh-ed25519 …"))
     if path.is_file():
         if by_key:
@@ -86,7 +87,6 @@ def verify(path: PathLike, signers: PathLike, progress: Progress = silent) -> Si
         name, key = ssh.verify(data, file, signers)
         _check_receipt(path, data)
         return Signature(file, key, name)
-    _require(path)
     data, file = read_small(path / MARKER, JSON_BYTES), _present(path / (BUNDLE if by_key else SIGNATURE), path)
     if by_key:
         bundle.require_library()
@@ -115,10 +115,15 @@ def _write(path: Path, data: bytes) -> None:
         fresh.write_bytes(data)
 
 
-def _require(path: Path) -> None:
-    if not path.exists():
+def _subject(path: PathLike) -> Path:
+    """Return the composed folder, or the file that may be a receipt; a `composition.json` stands for its folder."""
+    path = Path(path)
+    path = path.parent if path.name == MARKER and path.is_file() else path
+    if path.is_dir():
+        require_composed(path)
+    elif not path.is_file():
         raise NotFoundError(f"{path} does not exist", "name a composed folder, or a receipt of reg opt-out --receipt")
-    require_composed(path)
+    return path
 
 
 def _present(signature: Path, path: Path) -> Path:

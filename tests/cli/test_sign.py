@@ -16,6 +16,8 @@ from tests.writable_hub import WritableHub, writable_hub
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen")
 
+ON_TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WritableHub]:
@@ -70,8 +72,7 @@ def test_a_passphrase_is_asked_on_a_terminal_alone(reg: Reg, tmp_path: Path, mon
     words = (sys.executable, "-m", "cli", "sign", str(receipt), "--key", str(key))
     for answer, code in (("wrong", 1), ("a passphrase", 0)):
         with subprocess.Popen(
-            [sys.executable, "-c", "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"]
-            + [*words],
+            [sys.executable, "-c", ON_TERMINAL, *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,

@@ -97,7 +97,7 @@ def test_a_signed_folder_tells_its_signer_and_is_as_intact_as_before(made: Path)
     )
     assert told.startswith('Good "expert-registry" signature for ada@example.org')
     assert list(ComposedFolder.read(moe).problems(silent)) == []
-    assert sign(moe, made / "eve").key != found.key  # in place of the first
+    assert sign(moe / "composition.json", made / "eve").key != found.key  # in place of the first
     allowed(made / "signers", ada=made / "ada", eve=made / "eve")
     assert verify(moe, made / "signers").signer == "eve@example.org"
 
@@ -164,8 +164,6 @@ def test_keys_that_cannot_sign_say_why(made: Path, monkeypatch: pytest.MonkeyPat
     for path, kind in ((made / "nowhere", NotFoundError), (made, CheckpointError), (made / "ada.pub", CheckpointError)):
         with pytest.raises(kind):
             sign(path, made / "ada")
-    with pytest.raises(CheckpointError):  # a manifest without its folder
-        sign(moe / "composition.json", made / "ada")
     monkeypatch.setenv("PATH", str(made))
     with pytest.raises(StorageError, match="ssh-keygen cannot be run") as missing:
         sign(moe, made / "ada")
@@ -210,7 +208,7 @@ def test_pem_keys_make_bundles_of_openssf_model_signing(made: Path) -> None:
         (cache / "file").write_text("")
     assert verify(moe, public) == signed
     upstream = (sys.executable, "-m", "model_signing", "verify", "key", moe, "--signature", signed.file)
-    run(*upstream, "--public-key", public)
+    run(*upstream, "--public_key", public)
     refused(SignatureError, "is not a signature", "Key mismatch", path=moe, signers=made / "other.pub")
     for name, kind in (
         ("config.json", SignatureError),
@@ -247,6 +245,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WritableHub
     yield from writable_hub(monkeypatch, tmp_path / "huggingface")
 
 
+@pytest.mark.check(after=1)
 @pytest.mark.parametrize("cached", [False, True], ids=["folder", "cache"])
 def test_a_pushed_folder_verifies_after_its_download(
     made: Path, filled: Registry, hub: WritableHub, cached: bool
@@ -262,6 +261,10 @@ def test_a_pushed_folder_verifies_after_its_download(
     assert verify(back, made / "signers").signer == "ada@example.org"
     assert filled.reproduce(back).is_same
     assert not filled.push(made / "new", "org/moe", license="mit").added  # the signature is still there
+    (made / "new" / "composition.json.sig").unlink()
+    (made / "new" / "composition.json.sig").symlink_to(made / "ada")
+    with pytest.raises(CheckpointError, match="symbolic link out of the folder"):
+        filled.push(made / "new", "org/moe", license="mit")
     (made / "new" / "composition.json.sig").unlink()
     filled.push(made / "new", "org/moe", license="mit")
     assert "composition.json.sig" not in hub.files("org/moe")
