@@ -148,7 +148,8 @@ def test_only_keys_that_are_allowed_for_this_purpose_count(made: Path) -> None:
 def test_keys_that_cannot_sign_say_why(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moe = made / "moe"
     new_key(made / "locked", "a passphrase")
-    shutil.copy(made / "ada", made / "open").chmod(0o644)
+    shutil.copy(made / "ada", made / "open")
+    (made / "open").chmod(0o644)
     (made / "junk").write_text("no key\n")
     (made / "junk").chmod(0o600)
     for name, why, following in (
@@ -256,8 +257,8 @@ def test_a_pushed_folder_verifies_after_its_download(
     assert "org/moe" not in hub.repositories
     filled.push(made / "new", "org/moe", license="mit", sign=made / "ada")
     assert hub.files("org/moe")["README.md"] != (made / "new" / "README.md").read_bytes()
-    to = {"cache_dir" if cached else "local_dir": made / "back"}
-    back = Path(snapshot_download("org/moe", **to))
+    at = made / "back"
+    back = Path(snapshot_download("org/moe", cache_dir=at) if cached else snapshot_download("org/moe", local_dir=at))
     assert verify(back, made / "signers").signer == "ada@example.org"
     assert filled.reproduce(back).is_same
     assert not filled.push(made / "new", "org/moe", license="mit").added  # the signature is still there
