@@ -214,7 +214,7 @@ class Target(Method):
         copies: fields of a composition whose members are copies of the base model; None where there is none.
         is_combined: members are combined tensor by tensor; else they stay whole in the folder.
         is_fitted: its coefficients can be fitted to text.
-        has_projectors: it has projectors, which a training changes, and nothing else that one does.
+        has_projectors: it has projectors; a training changes these and the router, or all weights, and no other part.
         reference: fields of the rows of `reg evaluate --methods` that compare trunks.
         is_routed: tokens go to members, so that text is told apart, and routing can be measured.
         is_previewed: `preview` predicts the routing.

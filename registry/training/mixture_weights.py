@@ -1,9 +1,9 @@
 """The weights of a loaded mixture that train, its load-balance loss, and its tensors in the form of the parent's files.
 
-Between members of several architectures projectors train, and the router of sequences. MergeME (Zhou et al. 2025, §3.2)
-trains them too; here they begin at their closed form.
+Of members of several architectures everything trains, as in MergeME (Zhou et al. 2025, §3.2), or projectors and router
+alone. Where MergeME begins with random ones, these begin at their closed form.
 
-Shapes: T tokens of a batch, E experts, k experts per token.
+Shapes: T tokens and B sequences of a batch, S tokens in each, E experts, k experts per token.
 """
 
 import math
@@ -23,7 +23,7 @@ from registry.errors import CheckpointError, InvalidInputError, StorageError
 from registry.io.dtypes import NAMES
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from registry.maths.router_training import balance_loss
-from registry.runtime.gates import Gate, choice, gates, in_order
+from registry.runtime.gates import Gate, choice, gates, in_order, weighs_members
 from registry.runtime.loading import quiet_transformers
 from registry.training.parent import Parent
 from registry.training.sharded import array_of
@@ -39,18 +39,27 @@ _ROUTER = "router.weight"
 
 
 class BalanceLoss:
-    """The load-balance loss of the latest pass of a loaded mixture, summed over layers, times a weight."""
+    """The load-balance loss of the latest pass of a loaded mixture, summed over layers, times a weight.
+
+    Where a router weighs members by sequences, it is that of these: E Σ_e f_e p_e, f_e the mean weight of member e and
+    p_e the mean of its softmax over all, both over the pass's sequences (the next step in MergeME's Limitations).
+    """
 
     def __init__(self, model: Any, weight: float) -> None:
-        self._gates, self._weight = gates(model), weight
+        self._model, self._weight = model, weight
         self._parts: list[Tensor] = []
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
         """Add up the losses of passes with gradients while the context is open."""
+        model = self._model
         with ExitStack() as stack:
-            for gate in self._gates:
-                stack.callback(gate.module.register_forward_hook(partial(self._record, gate)).remove)
+            if weighs_members(model):
+                model._weigh = partial(self._record_sequences, model._weigh)
+                stack.callback(delattr, model, "_weigh")  # that of its class is found again
+            else:
+                for gate in gates(model):
+                    stack.callback(gate.module.register_forward_hook(partial(self._record, gate)).remove)
             yield
 
     def take(self) -> Tensor:
@@ -67,20 +76,49 @@ class BalanceLoss:
         logits, weights, chosen = parts
         self._parts.append(balance_loss(logits, weights, chosen))
 
+    def _record_sequences(self, weigh: Any, scores: Tensor, known: Tensor) -> Any:
+        """Return the log weights (B, S, E) that a model gives its members by scores (B, S, E), and record their loss.
 
-def check_projectors(parent: Parent) -> None:
-    """Raise InvalidInputError unless a folder has projectors, or a router, that a language-model loss can train."""
+        `known`, (B, S), tells whether enough tokens were read; at the last one all of a sequence's weights are.
+        """
+        found = weigh(scores, known)
+        if torch.is_grad_enabled():
+            logits, weights = scores[:, -1].float(), found[:, -1].float().exp()  # (B, E)
+            every = torch.arange(logits.shape[-1], device=logits.device).expand_as(logits)
+            # Sequences of a pass are equally long, so that the router has read enough of all of them, or of none.
+            is_known = bool(known[:, -1].all())
+            self._parts.append(balance_loss(logits, weights, every) if is_known else logits.new_zeros(()))
+        return found
+
+
+def check_several(parent: Parent, train: str, seq_len: int) -> None:
+    """Raise InvalidInputError unless a language-model loss can train members of several architectures, or projectors.
+
+    `train` is `all` or `projectors`, and `seq_len` the tokens of a window.
+    """
     config = read_config(parent.folder)
-    if not config.get("routing_tokens"):
+    tokens, top_k = config["routing_tokens"], config["routing_top_k"]
+    if not tokens:
         raise InvalidInputError(
             f"{parent.folder} weighs a text by all of its tokens, so that a loss would see what it predicts",
             "compose it again with --routing-tokens 32, and train that",
+        )
+    if train == ALL and top_k < 2:
+        raise InvalidInputError(
+            f"{parent.folder} sends each text to {top_k} member with weight 1, so its router would get no gradient",
+            f"compose it again with --top-k 2, as MergeME does, and train that; or give --train {PROJECTORS}",
         )
     if not _projectors(parent.tensors, config):
         raise InvalidInputError(
             f"{parent.folder} has nothing to train: its members share one embedding and head already, and one member "
             "for each text leaves its router without a gradient",
             "compose it again with --top-k 2, and train that",
+        )
+    if top_k > 1 and seq_len <= tokens:
+        raise InvalidInputError(
+            f"{parent.folder} weighs its members by the first {tokens:,} tokens of a text, and windows have "
+            f"{seq_len:,}, so its router would get no gradient",
+            f"give --seq-len {tokens + 1} or more; or compose it again with fewer --routing-tokens",
         )
 
 
@@ -106,6 +144,8 @@ def let_train(model: Any, train: str) -> None:
     if train == PROJECTORS:
         for name in _projectors(parameters, model.config.to_dict()):
             parameters[name].requires_grad_(True)
+        return
+    if weighs_members(model):
         return
     for gate in gates(model):
         gate.block.requires_grad_(True)

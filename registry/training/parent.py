@@ -72,11 +72,12 @@ def open_parent(workspace: Workspace, folder: Path, part: str) -> tuple[Parent, 
     composed = ComposedFolder.read(folder)
     manifest = composed.manifest
     recipe = manifest.recipe
-    if recipe.output.has_projectors and part != PROJECTORS:
+    if recipe.output.has_projectors and part not in (PROJECTORS, ALL):
         raise InvalidInputError(
-            f"{folder} has members of several architectures: its projectors and its router train, and nothing else of "
-            "it",
-            f"train them: reg train {shlex.quote(str(folder))} --train {PROJECTORS} --data FILE --out DIR",
+            f"{folder} has members of several architectures: its projectors and its router train, or all weights, and "
+            "nothing else of it",
+            f"train these: reg train {shlex.quote(str(folder))} --train {PROJECTORS} --data FILE --out DIR; or give "
+            f"--train {ALL}",
         )
     if not recipe.output.has_projectors and part == PROJECTORS:
         raise InvalidInputError(

@@ -331,14 +331,14 @@ class MixtureTraining(SharedTraining):
 
     Attributes:
         train: what trains: `routers`, as in DUME+ (Fanì and Ersoy 2026, §2.3), but in whitened coordinates; `mlps`:
-            the experts' MLPs and the routers; `all`: every weight (BTX, Sukhbaatar et al. 2024, §3.3); or
-            `projectors`: those of members of several architectures, and their router, alone, where MergeME (Zhou et al.
-            2025, §3.2) trains everything.
+            the experts' MLPs and the routers; `all`: every weight (BTX, Sukhbaatar et al. 2024, §3.3; of members of
+            several architectures MergeME, Zhou et al. 2025, §3.2); or `projectors`: those of such members, and their
+            router, alone.
         lr: the highest learning rate of AdamW; None for 3e-4, and 0.002 for routers alone.
         warmup: steps in which the rate rises; None for a twentieth of them, and a tenth for routers alone.
         weight_decay: of AdamW, on matrices; None for 0.1, and 0 for routers alone.
-        balance: weight of the load-balance loss (BTX §3.3), summed over layers; None for 0.01, and 0 for routers alone
-            and for projectors.
+        balance: weight of the load-balance loss (BTX §3.3), summed over layers, and of members of several architectures
+            over sequences; None for 0.01, and 0 for routers alone and for projectors.
         dtype: `auto` is float32 for routers alone.
     """
 

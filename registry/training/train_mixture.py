@@ -24,7 +24,7 @@ from registry.training.loop import Losses, curve, train
 from registry.training.mixture_weights import (
     BalanceLoss,
     changed_tensors,
-    check_projectors,
+    check_several,
     let_train,
     trained_weights,
 )
@@ -87,13 +87,13 @@ def train_mixture(
             settings.check_processes(processes.count)
             check_libraries()
         parent, members, used = open_parent(workspace, folder, part)
+        settings = replace(settings, seq_len=shortened(settings.seq_len, folder, progress))
         if part == ROUTERS:
             check_copies_differ(workspace, parent)
-        elif part == PROJECTORS:
-            check_projectors(parent)
+        elif parent.composed.manifest.recipe.output.has_projectors:
+            check_several(parent, part, settings.seq_len)
         else:
             _check_has_gradient(parent, len(members))
-        settings = replace(settings, seq_len=shortened(settings.seq_len, folder, progress))
         if isinstance(settings, TrainSettings):
             device, dtype = device_name(settings.device), settings.dtype
             config = read_config(folder)

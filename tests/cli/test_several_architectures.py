@@ -40,17 +40,19 @@ def test_what_is_composed_is_evaluated_routed_and_reported(reg: Reg, zoo: Zoo, t
 
 
 @pytest.mark.check
-def test_of_several_architectures_only_projectors_train(reg: Reg, zoo: Zoo, tmp_path: Path) -> None:
-    reg("compose", *PAIR, "--to", "hetero", "--out", tmp_path / "out")
-    shared = ("--data", zoo.train["code"], "--out", tmp_path / "trained")
-    for command, *options in (("train", "--train", "all"), ("train-router",)):
-        told = reg(command, tmp_path / "out", *options, *shared, code=1).output
-        assert "members of several architectures: its projectors and its router train" in told
-    assert not (tmp_path / "trained").exists()
+def test_of_several_architectures_projectors_or_all_weights_train(reg: Reg, zoo: Zoo, tmp_path: Path) -> None:
+    reg("compose", *PAIR, "--to", "hetero", "--top-k", 2, "--routing-tokens", 8, "--out", tmp_path / "out")
+    shared = ("--data", zoo.train["code"], "--out")
+    for command, *options in (("train", "--train", "mlps"), ("train-router",)):
+        told = reg(command, tmp_path / "out", *options, *shared, tmp_path / "none", code=1).output
+        assert "members of several architectures: its projectors and its router train, or all weights" in told
+    assert not (tmp_path / "none").exists()
     settings = ("--tokens", 64, "--seq-len", 32, "--batch-size", 1, "--lr", 0.003)
-    done = reg.json("train", tmp_path / "out", "--train", "projectors", *shared, *settings)
-    assert done["trained_tokens"] == 64
-    reg("reproduce", tmp_path / "trained")
+    for part in ("projectors", "all"):
+        done = reg.json("train", tmp_path / "out", "--train", part, *shared, tmp_path / part, *settings)
+        assert done["trained_tokens"] == 64
+        reg("reproduce", tmp_path / part)
+        reg("doctor", tmp_path / part, "--quick")
 
 
 def test_what_cannot_be_is_said(reg: Reg, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_what_cannot_be_trained_is_refused(
     with pytest.raises(InvalidInputError, match="a loss would see what it predicts") as refused:
         train(several, tmp_path / "whole", tmp_path / "out", zoo)
     assert "--routing-tokens" in str(refused.value.hint)
-    for what in ("all", "mlps", "routers"):
+    for what in ("mlps", "routers"):
         with pytest.raises(InvalidInputError, match="members of several architectures") as refused:
             train(several, world.folder, tmp_path / "out", zoo, what)
         assert "--train projectors" in str(refused.value.hint)
