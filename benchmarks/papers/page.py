@@ -4,6 +4,7 @@ import math
 import os
 import platform
 from collections.abc import Iterator, Mapping
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ _INTRODUCTION = """# Tables in the shape of the papers'
 Written by `make papers` (`benchmarks/papers`), not by hand. All experts come from one Llama of 6.8M parameters; each
 was trained on the same number of tokens of its domain: *free*, all weights (16 windows a step, learning rate 3e-4);
 *frozen*, the MLPs alone; *coordinated*, the MLPs beside the frozen public expert, with router rows of their own
-(`reg train-expert --coordinate`). The public expert is the base model; `general` is public text. {size}
+(`reg train-expert --coordinate`). The public expert is the base model; `general` is public text.
+
+{size}
 
 Figures are perplexities, lower is better; *mean* is the geometric mean over all columns. They are those of small
 models: what counts is how the rows compare.
@@ -59,7 +62,7 @@ def page(record: Mapping[str, Any]) -> str:
         ("DUME's Table 2", "dume", dume.section(found)),
         ("MergeME's Tables 2 and 3", "mergeme", mergeme.section(found)),
         ("MergeME's Figure 4", None, mergeme.similarity_section(found)),
-        ("MergeME's Table 4", "far-hetero", hetero.section(found)),
+        ("MergeME's Table 4", "hetero", hetero.section(found)),
         ("Soup-of-Experts", "soups", soups.section(found)),
         ("SIMoE", "simoe", simoe.section(found)),
         ("Curves", None, _curves(found)),
@@ -73,10 +76,11 @@ def page(record: Mapping[str, Any]) -> str:
 
 def _size(size: Mapping[str, Any]) -> str:
     """Return sentences on the size of a part."""
-    return (
+    return fill(
         f"Experts have read {size['tokens']:,} tokens, {size['batch']} windows of 256 a step, learning rate "
         f"{size['lr']:g}; trainings on text of several domains have {size['mixed_batch']} and {size['mixed_lr']:g}. "
-        f"Test text: {size['windows']} windows of each domain."
+        f"Test text: {size['windows']} windows of each domain.",
+        116,
     )
 
 
