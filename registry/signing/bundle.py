@@ -42,7 +42,7 @@ def sign(folder: Path, key: Path) -> bytes:
 
     with temporary_folder() as work:
         try:
-            signer = signing.Config().use_elliptic_key_signer(private_key=key).set_hashing_config(_hashing())
+            signer = _config(signing).use_elliptic_key_signer(private_key=key).set_hashing_config(_hashing())
             signer.sign(folder, work / "sig")
         except Exception as error:
             raise SignatureError(
@@ -67,7 +67,7 @@ def verify(folder: Path, signature: Path, key: Path) -> str:
 
     found = fingerprint(read_small(signature, JSON_BYTES), str(signature))
     try:
-        verifier = verifying.Config().use_elliptic_key_verifier(public_key=key).set_hashing_config(_hashing())
+        verifier = _config(verifying).use_elliptic_key_verifier(public_key=key).set_hashing_config(_hashing())
         verifier.verify(folder, signature)
     except Exception as error:
         raise SignatureError(
@@ -80,4 +80,9 @@ def verify(folder: Path, signature: Path, key: Path) -> str:
 def _hashing() -> Any:
     from model_signing import hashing
 
-    return hashing.Config().set_ignored_paths(paths=UNSIGNED).set_allow_symlinks(True)
+    return _config(hashing).set_ignored_paths(paths=UNSIGNED).set_allow_symlinks(True)
+
+
+def _config(module: Any) -> Any:
+    """Return the settings of one of the library's modules, whose maker has no types."""
+    return module.Config()
