@@ -19,6 +19,7 @@ from pathlib import Path
 from benchmarks.alternating import Comparison
 from benchmarks.random_experts import fill, make_checkpoint, text_of
 from registry import Recipe, Registry
+from registry.signing import sign
 
 ROUNDS = 5
 OF_CLICK, OF_LIST = 4.0, 1.2
@@ -70,6 +71,8 @@ CALLS: dict[str, tuple[str, str]] = {
     ),
     "opt-out": ("expert0", "nosuch"),
     "receipt": ("verify receipt.json", "verify nosuch.json"),
+    "sign": ("moe --key key", "nosuch --key key"),
+    "verify-signature": ("moe --signers signers", "nosuch --signers signers"),
     "export": ("expert0 --out exported", "nosuch --out exported"),
     "push": (HUB, "nosuch org/name"),
     "push-expert": (HUB, "nosuch org/name"),
@@ -88,7 +91,7 @@ CALLS: dict[str, tuple[str, str]] = {
 
 
 def make_world(scratch: Path) -> Path:
-    """Make a registry of three tiny experts with a mixture, a receipt and text beside it; return its home."""
+    """Make a registry of three tiny experts with a signed mixture, a receipt and text beside it; return its home."""
     home, _ = fill(scratch, 3, **TINY)
     make_checkpoint(scratch / "late", 9)
     (scratch / "experts.yaml").write_text("- {name: late, checkpoint: late, data: [text.txt], allow_unrelated: true}\n")
@@ -97,6 +100,9 @@ def make_world(scratch: Path) -> Path:
     with Registry(home) as registry:
         registry.compose(["expert0", "expert1"], scratch / "moe", Recipe())
         registry.opt_out("expert2", receipt=scratch / "receipt.json")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", scratch / "key"], check=True)
+    (scratch / "signers").write_text(f"ada {(scratch / 'key.pub').read_text()}")
+    sign(scratch / "moe", scratch / "key")
     return home
 
 

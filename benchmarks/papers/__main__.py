@@ -33,8 +33,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="default: %(default)s")
     parser.add_argument("--tokens", type=int, default=819_200, help="of each expert; default: %(default)s")
-    parser.add_argument("--batch", type=int, default=4, help="windows of a training step; default: %(default)s")
-    parser.add_argument("--lr", type=float, default=1e-3, help="the highest learning rate; default: %(default)s")
+    parser.add_argument("--batch", type=int, default=8, help="windows of a training step; default: %(default)s")
+    parser.add_argument("--lr", type=float, default=3e-4, help="the highest learning rate; default: %(default)s")
     parser.add_argument(
         "--mixed-batch", type=int, default=8, help="--batch where text is of several domains; default: %(default)s"
     )

@@ -7,6 +7,7 @@ import click
 from cli.option_groups import command
 from cli.options import composed_path, file, file_path
 from cli.output import done, next_step, printed_json, progress
+from registry.io.model_folder import signable
 
 
 @command("reg sign moe/ --key ~/.ssh/id_ed25519", "reg sign math-receipt.json --key ~/.ssh/id_ed25519.pub")
@@ -18,6 +19,7 @@ def sign(path: Path, key: Path) -> None:
     The signature, PATH/composition.json.sig or PATH.sig, is that of ssh-keygen -Y sign; the digests in composition.json
     cover all other files. A P-256 key in PEM makes PATH/model.sig instead, a bundle of OpenSSF Model Signing.
     """
+    signable(path)  # before torch is loaded
     from registry import signing
 
     made = signing.sign(path, key, progress())
@@ -41,6 +43,7 @@ def verify_signature(path: Path, signers: Path) -> None:
 
     What a push adds to the model card is not signed.
     """
+    signable(path)
     from registry import signing
 
     found = signing.verify(path, signers, progress())

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from registry.errors import CheckpointError, OutputError, StorageError
+from registry.errors import CheckpointError, NotFoundError, OutputError, StorageError
 from registry.io.disk import is_at, try_lock
 from registry.io.safetensors_file import Stream
 from registry.io.shard_writer import Shard, write_shards
@@ -258,3 +258,17 @@ def _remove(path: Path) -> None:
     while path.is_dir():
         with suppress(FileNotFoundError):
             shutil.rmtree(path)
+
+
+def signable(path: str | os.PathLike[str]) -> Path:
+    """Return the composed folder, or the file that may be a receipt; a `composition.json` stands for its folder.
+
+    (NotFoundError: there is no such path; errors of `require_composed`.)
+    """
+    path = Path(path)
+    path = path.parent if path.name == MARKER and path.is_file() else path
+    if path.is_dir():
+        require_composed(path)
+    elif not path.is_file():
+        raise NotFoundError(f"{path} does not exist", "name a composed folder, or a receipt of reg opt-out --receipt")
+    return path

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from registry.composition.manifest import ComposedFolder
-from registry.errors import CheckpointError, InvalidInputError, NotFoundError, SignatureError
+from registry.errors import CheckpointError, InvalidInputError, SignatureError
 from registry.io.disk import atomic_file
 from registry.io.limits import JSON_BYTES, SIGNER_BYTES
-from registry.io.model_folder import BUNDLE, MARKER, SIGNATURE, require_composed
+from registry.io.model_folder import BUNDLE, MARKER, SIGNATURE, signable
 from registry.io.untrusted import json_object, read_small
 from registry.opt_out.receipt import Receipt
 from registry.progress import Progress, silent
@@ -42,7 +42,7 @@ def sign(path: PathLike, key: PathLike, progress: Progress = silent) -> Signatur
         CheckpointError: the folder was changed since it was composed, or the file is not a receipt.
         StorageError: ssh-keygen or model-signing is not installed, or the signature cannot be written.
     """
-    path, key, write = _subject(path), Path(key), signer(key)
+    path, key, write = signable(path), Path(key), signer(key)
     if path.is_dir():
         composed = ComposedFolder.read(path)
         composed.check(progress)
@@ -78,7 +78,7 @@ def verify(path: PathLike, signers: PathLike, progress: Progress = silent) -> Si
         CheckpointError: a file differs from what was signed, is missing, or was added.
         StorageError: ssh-keygen or model-signing is not installed.
     """
-    path, signers = _subject(path), Path(signers)
+    path, signers = signable(path), Path(signers)
     by_key = bundle.is_public(_read(signers, "name a file of allowed signers, with lines: NAME ssh-ed25519 …"))
     if path.is_file():
         if by_key:
@@ -113,17 +113,6 @@ def _sign_files(composed: ComposedFolder, key: Path) -> Signature:
 def _write(path: Path, data: bytes) -> None:
     with writing(path), atomic_file(path) as fresh:
         fresh.write_bytes(data)
-
-
-def _subject(path: PathLike) -> Path:
-    """Return the composed folder, or the file that may be a receipt; a `composition.json` stands for its folder."""
-    path = Path(path)
-    path = path.parent if path.name == MARKER and path.is_file() else path
-    if path.is_dir():
-        require_composed(path)
-    elif not path.is_file():
-        raise NotFoundError(f"{path} does not exist", "name a composed folder, or a receipt of reg opt-out --receipt")
-    return path
 
 
 def _present(signature: Path, path: Path) -> Path:

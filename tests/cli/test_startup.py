@@ -157,6 +157,8 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("code --yes --receipt text.txt", "text.txt exists"),
     ],
     "receipt": [("verify nosuch.json", "nosuch.json is not a file")],
+    "sign": [("nosuch --key text.txt", "nosuch does not exist")],
+    "verify-signature": [("nosuch --signers text.txt", "nosuch does not exist")],
     "show": [
         ("mth", "error: there is no expert 'mth'; did you mean 'math'?", "reg list"),
         ("b487a", "first 6 digits or more"),
