@@ -82,7 +82,8 @@ def _recorded(file: Path) -> dict[str, Any]:
     if not file.exists():
         return {}
     recorded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return recorded | {"parts": current(recorded["parts"])}
+    parts = current(recorded["parts"])
+    return recorded | {"parts": parts} if parts == recorded["parts"] else {"parts": parts}  # else it was another whole
 
 
 def current(parts: dict[str, Any]) -> dict[str, Any]:
