@@ -83,7 +83,9 @@ def _recorded(file: Path) -> dict[str, Any]:
         return {}
     recorded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     parts = current(recorded["parts"])
-    return recorded | {"parts": parts} if parts == recorded["parts"] else {"parts": parts}  # else it was another whole
+    if parts != recorded["parts"]:
+        recorded.pop("whole", None)  # the time of a run of other parts
+    return recorded | {"parts": parts}
 
 
 def current(parts: dict[str, Any]) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def _seconds(found: Found, whole: Mapping[str, Any] | None) -> Iterator[str]:
     yield "| part | tokens | threads | by the clock | of a processor |"
     yield "| --- | ---: | ---: | ---: | ---: |"
     for name, seconds in timed.items():
-        tokens, threads = found[name]["size"]["tokens"], seconds.get("threads", "all")
+        tokens, threads = found[name]["size"]["tokens"], seconds["threads"]
         yield f"| {name} | {tokens:,} | {threads} | {seconds['wall'] / 60:.1f} | {seconds['processor'] / 60:.1f} |"
 
 

@@ -42,9 +42,9 @@ def sign(path: PathLike, key: PathLike, progress: Progress = silent) -> Signatur
         CheckpointError: the folder was changed since it was composed, or the file is not a receipt.
         StorageError: ssh-keygen or model-signing is not installed, or the signature cannot be written.
     """
-    path, key, write = signable(path), Path(key), signer(key)
+    path, key = signable(path), Path(key)
     if path.is_dir():
-        composed = ComposedFolder.read(path)
+        write, composed = signer(key), ComposedFolder.read(path)  # a key that cannot be read is told first
         composed.check(progress)
         return write(composed)
     if bundle.is_private(_read(key, _KEY)):
