@@ -11,8 +11,8 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -30,6 +30,7 @@ from registry.evaluation import TestSettings as ScoreSettings
 from registry.io.model_folder import MARKER
 from registry.io.torch_blocks import to_tensor
 from registry.maths.interpolation import unpack_bits
+from registry.member import Member
 from registry.methods.simoe.model import Simoe
 from registry.methods.simoe.plan import OpenRows
 from registry.methods.simoe.versions import DELTA, MASK
@@ -216,9 +217,11 @@ def test_rows_are_taken_block_by_block(dtype: str) -> None:
     def blocks() -> Iterator[np.ndarray[Any, Any]]:
         yield from (part.numpy() for part in delta.split(2))
 
-    stored = SimpleNamespace(open=lambda *_: ArraySource("float32", (10, 3), blocks), link=lambda *_: delta)
+    stored = Mock(Member)
+    stored.open.return_value = ArraySource("float32", (10, 3), blocks)
+    stored.link.return_value = delta
     kept = torch.tensor([0, 0, 1, 1, 0, 1, 0, 0, 1, 0]).bool()  # of two blocks nothing, of one all
-    stream = OpenRows(cast(Any, stored), "delta", kept).stream("delta", dtype)
+    stream = OpenRows(stored, "delta", kept).stream("delta", dtype)
     assert stream.shape == (4, 3)
     parts = [to_tensor(block, dtype) for block in stream.blocks()]
     assert [len(part) for part in parts] == [2, 1, 1]
