@@ -158,18 +158,14 @@ def mixtures(bench: Bench) -> Figures:
     return kept({name: of[folder.name] for name, folder in folders.items()})
 
 
-def _unrestricted(times: float, what: str = "all") -> Callable[[Bench], Figures]:
+def _unrestricted(times: float) -> Callable[[Bench], Figures]:
     """Return what trains the unrestricted mixture on `times` as many tokens as all experts of the domains together.
 
     On as many tokens such a training costs about twice as much (FlexOlmo §4.3). It has the experts' rate and batch.
-
-    Args:
-        times: see above.
-        what: `all` weights, or the MLPs and gates alone (`mlps`): the trunk stays, as FlexOlmo's does.
     """
 
     def run(bench: Bench) -> Figures:
-        start, trained = (bench.work / "folders" / f"{which}-{what}-{times}" for which in ("upcycled", "unrestricted"))
+        start, trained = (bench.work / "folders" / f"{which}-{times}" for which in ("upcycled", "unrestricted"))
         with Registry(bench.work / "upcycled") as registry:
             names = register_base(registry, bench)
             for domain in NEAR:
@@ -178,13 +174,12 @@ def _unrestricted(times: float, what: str = "all") -> Callable[[Bench], Figures]
             for folder in (start, trained):
                 shutil.rmtree(folder, ignore_errors=True)
             registry.compose([f"up-{domain}" for domain in NEAR], start, UPCYCLED)
-            settings = MixtureTraining(what, **bench.training(times * len(NEAR)))
+            settings = MixtureTraining("all", **bench.training(times * len(NEAR)))
             data = [str(bench.text(domain, "train")) for domain in (*NEAR, GENERAL)]
             done = registry.train(start, trained, data, settings)
-            print(f"unrestricted, {what}, {times}: {done.before:.4f}, {done.after:.4f}", flush=True)
+            print(f"unrestricted, {times}: {done.before:.4f}, {done.after:.4f}", flush=True)
             (row,) = registry.evaluate([trained], bench.tests(NEAR), bench.settings)
-        name = f"unrestricted mixture, {times:g}× data" + ("" if what == "all" else ", its trunk frozen")
-        return kept({name: row})
+        return kept({f"unrestricted mixture, {times:g}× data": row})
 
     return run
 
@@ -284,6 +279,5 @@ SHARED: dict[str, Callable[[Bench], Figures]] = {"near-free": _near(FREE), "mixt
 UNRESTRICTED: dict[str, Callable[[Bench], Figures]] = {
     "unrestricted-half": _unrestricted(0.5),
     "unrestricted-1": _unrestricted(1),
-    "unrestricted-mlps": _unrestricted(1, "mlps"),
 }
 """Parts with a registry of their own."""

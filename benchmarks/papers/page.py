@@ -123,7 +123,6 @@ FLEXOLMO: tuple[tuple[str, str, str], ...] = (
     ("the same, attention merged by DARE", "mixtures", "DARE, trained on all text"),
     ("unrestricted mixture, 0.5× data", "unrestricted-half", "unrestricted mixture, 0.5× data"),
     ("unrestricted mixture, 1× data", "unrestricted-1", "unrestricted mixture, 1× data"),
-    ("… its trunk frozen", "unrestricted-mlps", "unrestricted mixture, 1× data, its trunk frozen"),
     ("DUME", "near-free", "DUME"),
     ("DUME, its one expert at weight 1", "near-free", "DUME, weight 1"),
     ("default recipe on free experts", "near-free", "regmean, context (the default)"),
