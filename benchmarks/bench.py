@@ -30,7 +30,6 @@ BENCHMARKS: tuple[str, ...] = (
     "compose_copy",
     "regmean_experts",
     "compose_memory",
-    "refit",
     "recompose",
     "router_solve",
     "growth",

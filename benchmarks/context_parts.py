@@ -42,13 +42,7 @@ RECIPES: dict[str, Recipe] = {
     "context, shared head": Recipe(router="context", vocabulary="shared"),
     "context, whole prefix": Recipe(router="context", context_window=0.0),
 }
-REFITTED: dict[str, Recipe] = {
-    "ridge, --refine-mlp": Recipe(router="ridge", refine_mlp=True),
-    "context, --refine-mlp": Recipe(router="context", refine_mlp=True),
-}
-"""Recipes that take minutes."""
-
-ORACLES = ("ridge", "context", "context, --refine-mlp")
+ORACLES = ("ridge", "context")
 """Recipes with a row of oracle routing."""
 
 SECOND_LAYER, SECOND_WEIGHT = 1, 3.0
@@ -84,7 +78,7 @@ def context(place: Place, name: str) -> Figures:
         own_switching[domain] = _losses(model, switching[domain])[:, WINDOW // 2 :]
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
-        for number, (label, recipe) in enumerate((RECIPES | REFITTED).items()):
+        for number, (label, recipe) in enumerate(RECIPES.items()):
             folder = Path(scratch) / str(number)
             with Registry(place.home) as registry:
                 plan = registry.plan([f"{expert}@1" for expert in experts], recipe)

@@ -45,8 +45,6 @@ GROUPS = (
     ("oracle", "regmean-paper", "regmean"),
     ("context",),
     ("oracle-context",),
-    ("refine-mlp-context",),
-    ("refine-mlp", "oracle-refine-mlp"),
     ("btm", "prompt-perplexity"),
 )
 """Rows, in the groups of which each is a process."""

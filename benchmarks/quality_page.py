@@ -152,8 +152,7 @@ def _place(row: Figures) -> int:
 def _more(found: Mapping[str, Figures], reference: Mapping[str, float]) -> Iterator[str]:
     if "reference" in found:
         rows = found["reference"]["rows"]
-        yield "By recipe, not by a method's name; names are the reference's. Its *refit* is made for tokens forced"
-        yield "to their experts, ours for tokens as routed: the one has the higher oracle, the other routes better."
+        yield "By recipe, not by a method's name; names are the reference's."
         yield ""
         yield from _scores(rows, reference, {row["name"]: row["name"] for row in rows})
 

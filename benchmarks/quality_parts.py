@@ -65,14 +65,12 @@ MORE = {
     "base: own k=2 tau.1": _paper(top_k=2, trunk="base"),
     "regmean: retaken": _paper(refine=1),
     "regmean: self-consistent": _paper(refine=2),
-    "refit: retaken": _paper(refine_mlp=True),
     "regmean a=0.9: own": _paper(trunk_options={"alpha": 0.9}),
     "ties.8: own": _paper(trunk="ties"),
 }
 """Row of the reference → its recipe, where no method of the table is it."""
 
 MORE_ORACLES = {
-    "refit: retaken oracle": "ORACLE refit",
     "regmean a=0.9: own oracle": "ORACLE regmean a=0.9",
     "ties.8: own oracle": "ORACLE ties.8",
 }
@@ -98,14 +96,7 @@ _FAR = (
     "oracle-context",
     "prompt-perplexity",
 )
-_REFITTED = ("refine-mlp", "refine-mlp-context", "oracle-refine-mlp")
 _APART: dict[str, tuple[str, ...]] = {
-    "refit": (
-        "refine-mlp",
-        "refine-mlp-top-1",
-        "refine-mlp-context",
-        "oracle-refine-mlp",
-    ),
     "refined": ("dume", "refine-1", "refine-2", "domain-embedding"),
     "dume+": ("dume+",),
     "router-ft": ("router-ft",),
@@ -167,18 +158,10 @@ def add(registry: Registry, place: Place, names: Sequence[str], *, sampled: bool
 
 
 def methods(place: Place, home: Path, experts: Sequence[str], names: Sequence[str]) -> Figures:
-    """Return the rows of methods; that of `oracle-refine-mlp` comes with `refine-mlp`, which is refitted once."""
-    refs, rows = [f"{name}@1" for name in experts], []
-    upper = "oracle-refine-mlp"
+    """Return the rows of methods."""
     with Registry(home) as registry:
-        if upper in names:
-            rows = registry.evaluate(
-                [], place.test(experts), place.settings, experts=refs, methods=["refine-mlp"], oracle=True
-            )
-            rows = [replace(row, name={"refine-mlp oracle": upper}.get(row.name, row.name)) for row in rows]
-        others = [name for name in names if name not in [row.name for row in rows]]
-        if others:
-            rows += registry.evaluate([], place.test(experts), place.settings, experts=refs, methods=others)
+        refs = [f"{name}@1" for name in experts]
+        rows = registry.evaluate([], place.test(experts), place.settings, experts=refs, methods=names)
     return {"rows": [row.document() for row in rows]}
 
 
@@ -210,7 +193,7 @@ def sampled(place: Place) -> Figures:
     """Return the rows of experts registered without any text."""
     with Registry(place.sampled) as registry:
         add(registry, place, FIVE, sampled=True)
-    return methods(place, place.sampled, FIVE, ("mean-own", "regmean-paper", "regmean", "refine-mlp"))
+    return methods(place, place.sampled, FIVE, ("mean-own", "regmean-paper", "regmean"))
 
 
 def register(place: Place) -> Figures:
@@ -235,7 +218,7 @@ def six(place: Place) -> Figures:
     """Return the rows of six experts, the sixth close to another."""
     with Registry(place.home) as registry:
         add(registry, place, [SIXTH])
-    names = ("oracle", "regmean-paper", "regmean", "context", "context-whole", "refine-2", *_REFITTED)
+    names = ("oracle", "regmean-paper", "regmean", "context", "context-whole", "refine-2")
     return methods(place, place.home, (*FIVE, SIXTH), names)
 
 
@@ -244,7 +227,7 @@ def far(place: Place) -> Figures:
     distant = [name for name in FAR if name in place.distant]
     with Registry(place.home) as registry:
         add(registry, place, distant)
-    names = ("base", "average", "oracle-mean", "oracle", *_FAR, *_REFITTED)
+    names = ("base", "average", "oracle-mean", "oracle", *_FAR)
     return methods(place, place.home, (*FIVE, *distant), names)
 
 

@@ -35,7 +35,7 @@ RECIPE: Headings = {
     "Trunk": (),
     "Fit of coefficients to text": _FIT,
     "Router": ("top_k", "temperature"),
-    "Refinement, on kept tokens": ("refine", "refine_mlp", "device"),
+    "Refinement, on kept tokens": ("refine", "device"),
     "With --to ensemble, hetero or adapters": (),
     "Test text": ("data", "windows", "seq_len", "batch_size"),
     "Hub": ("repo", "private", "license_id"),

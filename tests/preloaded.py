@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import registry.composition.compose
 import registry.composition.reproduce
 import registry.evaluation.service
-import registry.methods.moe.refit
 import registry.opt_out.verify_receipt
 import registry.opt_out.withdraw
 import registry.statistics.collect

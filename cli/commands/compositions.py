@@ -59,7 +59,6 @@ def _recipe(document: dict[str, Any]) -> tuple[str, str, str]:
     labels = [
         recipe.get("router"),
         recipe.get("refine") and f"refine {recipe['refine']}",
-        recipe.get("refine_mlp") and "refit",
         "training" in document and "trained",
     ]
     trunk = method if to == "moe" else ", ".join(filter(None, (to, method)))

@@ -238,12 +238,6 @@ class Family:
         """Return the linear modules of each layer's attention."""
         return Attention()
 
-    def residual(self, architecture: Architecture) -> float | None:
-        """Return the factor of attention and MLP in the residual stream; None if a norm comes in between."""
-        if "post_feedforward_layernorm.weight" in self.trunk_layer(architecture):
-            return None
-        return float(architecture.options.get("residual_multiplier", 1.0))
-
     def linear_inputs(self, architecture: Architecture) -> dict[str, tuple[str, int]]:
         """Return the site and layer of the input of each linear map: the trunk's, an untied head, MLPs' gate and up."""
         attention = self.attention(architecture)

@@ -3,7 +3,6 @@
 torch is imported in the functions that need it, so that reading headers does not load it.
 """
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from store.arrays import ArraySource, Block
@@ -52,23 +51,3 @@ def read_tensor(source: ArraySource) -> "torch.Tensor":
     import torch
 
     return torch.cat([to_tensor(block, source.dtype) for block in source.blocks()])
-
-
-class RowReader:
-    """Rows of a tensor that come in blocks, taken in other blocks."""
-
-    def __init__(self, blocks: "Iterator[torch.Tensor]") -> None:
-        self._blocks, self._held = blocks, next(blocks)
-
-    def take(self, count: int) -> "torch.Tensor":
-        """Return the next rows (StopIteration: there are fewer)."""
-        import torch
-
-        parts = []
-        while count:
-            if not len(self._held):
-                self._held = next(self._blocks)
-            parts.append(self._held[:count])
-            self._held = self._held[count:]
-            count -= len(parts[-1])
-        return torch.cat(parts)

@@ -10,10 +10,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-ROWS = 256
-"""Rows are filled up to a multiple of this where their number varies: oneDNN compiles a kernel for each shape and keeps
-a thousand of them, a quarter of a megabyte each."""
-
 _ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -26,10 +22,3 @@ def linear(
         return functional.linear(x, weight, bias)
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return product
-
-
-def filled_up(x: Float[Tensor, "T I"]) -> Float[Tensor, "T2 I"]:
-    """Return rows with rows of zeros after them, up to a multiple of `ROWS`."""
-    if not (missing := -len(x) % ROWS):
-        return x
-    return torch.cat([x, x.new_zeros((missing, x.shape[1]))])

@@ -4,7 +4,6 @@ Shapes: B windows of a batch, S tokens of a window, H hidden size. The residual 
 """
 
 import copy
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -103,16 +102,6 @@ class Layers(LayerCalls):
         filled.padding_idx = None  # a member may lack that row
         return self._embed(ids, {name: filled, self.norm: nn.Identity()})
 
-    def layer(self, number: int, weights: Weights) -> Any:
-        """Return one layer with its weights."""
-        return self.module(f"{self._family.layers}.{number}", weights)
-
-    def module(self, path: str, weights: Weights) -> Any:
-        """Return a copy of the model's module of a path, with its weights."""
-        module = copy.deepcopy(self.model.get_submodule(path))
-        self._fill(module, f"{path}.", weights)
-        return with_fast_products(module)
-
     @contextmanager
     def resident(self, path: str, weights: Weights) -> Iterator[Any]:
         """Let a module of the model itself have its weights while the context is open, and yield it."""
@@ -173,23 +162,3 @@ def seen_inputs(modules: Iterable[nn.Module]) -> Iterator[dict[int, Tensor]]:
             hook = module.register_forward_pre_hook(lambda _, inputs, number=number: seen.update({number: inputs[0]}))
             stack.enter_context(hook)
         yield seen
-
-
-class _ReachedError(Exception):
-    """A module was reached, with this input."""
-
-
-def input_of(module: nn.Module, run: Callable[[], object]) -> Tensor:
-    """Return the input that a module is given in a computation, which is then left."""
-
-    def leave(_module: Any, inputs: tuple[Any, ...]) -> None:
-        raise _ReachedError(inputs[0])
-
-    try:
-        with module.register_forward_pre_hook(leave), torch.no_grad():
-            run()
-    except _ReachedError as reached:
-        traceback.clear_frames(reached.__traceback__)  # they hold the computation's tensors
-        tensor: Tensor = reached.args[0]
-        return tensor
-    raise AssertionError("the module was not called")

@@ -302,7 +302,7 @@ class _LayerPass:
     def _stream(self, number: int) -> RowFile:
         """Return the streams before a layer; each row is a window's (S, H)."""
         shape = (self.batches.calibration.ids.shape[1], self.layers.checkpoint.architecture.hidden_size)
-        return RowFile(self.folder / f"stream.{number % 2}", shape, self.layers.dtype, keep=True)
+        return RowFile(self.folder / f"stream.{number % 2}", shape, self.layers.dtype)
 
     def _save(self, name: str, sums: SiteSums) -> Collected:
         """Write the sums of a module to a file, release them, and return the file opened."""

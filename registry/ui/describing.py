@@ -72,7 +72,6 @@ def kind(document: Mapping[str, Any]) -> str:
         ROUTINGS[routing].words if routing in ROUTINGS else routing,
         recipe.get("router") and "top_k" in recipe and f"{recipe['router']}, {recipe['top_k']} per token",
         recipe.get("refine") and f"refine {recipe['refine']}",
-        recipe.get("refine_mlp") and "MLPs refitted",
         "training" in document and "trained",
     ]
     return " · ".join(str(part) for part in parts if part)

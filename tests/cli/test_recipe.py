@@ -13,7 +13,7 @@ from tests.models import sentences, write_jsonl
 
 NO_PART_IN_AN_ENSEMBLE = (
     *("--router random", "--lam 1", "--no-normalize", "--bias code=1", "--seed 1"),
-    *("--refine 1", "--refine-mlp", "--balance tokens", "--host mixtral", "--remote-code"),
+    *("--refine 1", "--balance tokens", "--host mixtral", "--remote-code"),
 )
 DENSE = "--to dense --trunk task-arithmetic"
 USAGE = (
@@ -98,13 +98,12 @@ def test_options_reach_the_recipe(reg: Reg, filled: Registry) -> None:
         (("--alpha", 0.5), Recipe(trunk_options={"alpha": 0.5})),
         (("--context-window", 0, "--vocabulary", "shared"), Recipe(context_window=0.0, vocabulary="shared")),
         (("--router", "ridge", "--no-normalize"), Recipe(router="ridge", normalize=False)),
-        (("--refine-mlp",), Recipe(refine_mlp=True)),
         (("--router", "random", "--seed", 7), Recipe(router="random", seed=7)),
         (("--router", "domain-embedding", "--bias", "code=-0.5,math=1"),
          Recipe(router="domain-embedding", bias={"code": -0.5, "math": 1.0})),
         (("--router", "ridge", "--lam", 0.5, "--balance", "tokens"),
          Recipe(router="ridge", lam=0.5, balance="tokens")),
-        (("--router", "ridge", "--refine", 2, "--refine-mlp"), Recipe(router="ridge", refine=2, refine_mlp=True)),
+        (("--router", "ridge", "--refine", 2), Recipe(router="ridge", refine=2)),
         (("--to", "dense", "--weights", "code=3"), Recipe(to="dense", weights={"code": 3.0})),
         (("--dtype", "bfloat16"), Recipe(dtype="bfloat16")),
         (("--top-k", 2, "--temperature", 0.5), Recipe(top_k=2, temperature=0.5)),

@@ -72,8 +72,8 @@ def test_options_win_over_the_file(reg: Reg, filled: Registry, file: Path) -> No
     for words, experts, recipe in cases:
         found = reg.json("compose", "--recipe", file, "--plan", *words)
         assert found["digest"] == filled.plan(experts, recipe).digest, words
-    file.write_text("experts: [code, math]\nrouter: ridge\nnormalize: true\nrefine_mlp: true\n", encoding="utf-8")
-    switched_off = reg.json("compose", "--recipe", file, "--plan", "--no-normalize", "--no-refine-mlp")
+    file.write_text("experts: [code, math]\nrouter: ridge\nnormalize: true\n", encoding="utf-8")
+    switched_off = reg.json("compose", "--recipe", file, "--plan", "--no-normalize")
     assert switched_off["digest"] == filled.plan(pair, Recipe(router="ridge")).digest
 
 

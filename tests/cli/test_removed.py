@@ -46,6 +46,7 @@ def composed_with(registry: Registry, folder: Path, changes: dict[str, Any], bes
     ("changes", "beside"),
     [
         ({"lam": "auto"}, {"lam": CHOSEN}),
+        ({"refine_mlp": True, **PASSES}, {}),
         ({"refine_trunk": True, **PASSES}, {}),
         ({"refine_trunk": True, "refine": 1, **PASSES}, {}),
         ({"token_weight": "advantage", **PASSES}, {}),
@@ -78,7 +79,7 @@ def test_earlier_compositions(
     assert (affected["recomposed"], affected["why"]) == (None, told)
 
 
-@pytest.mark.parametrize("key", ["lam", "refine_trunk", "token_weight"])
+@pytest.mark.parametrize("key", ["lam", "refine_mlp", "refine_trunk", "token_weight"])
 def test_recipe_files_that_ask_for_nothing_removed_are_read(tmp_path: Path, key: str) -> None:
     file, (unasked, removed) = tmp_path / "recipe.yaml", removed_fields()[key]
     file.write_text(f"router: ridge\n{key}: {json.dumps(unasked)}\n")

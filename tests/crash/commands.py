@@ -61,7 +61,6 @@ _LINES = {
         "from-base": "compose --from-base 2 --base base MOE",
         "fit": "COMPOSE --to dense --trunk task-arithmetic FIT OUT",
         "refine": "COMPOSE --router ridge --refine 2 OUT",
-        "refine-mlp": "COMPOSE --router ridge --refine-mlp MOE",
         "opt-out": "opt-out math --yes",
         "purge": "opt-out math --purge --yes --receipt WORLD/receipt.json",
         "proxy": "proxy GIVEN/law.jsonl --experts math,code --base base --documents 5 --device cpu OUT",

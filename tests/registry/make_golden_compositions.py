@@ -251,7 +251,6 @@ CASES: dict[str, Case] = {
     "random seed": moe(trunk="mean", router="random", seed=7),
     "context": moe(router="context"),
     "context whole": moe(trunk="mean", router="context", context_window=0.0, top_k=2),
-    "context refine-mlp": moe(router="context", refine_mlp=True),
     "context float16": moe("code", "math", trunk="base", router="context", dtype="float16"),
     "remote code context": moe(host="remote-code", trunk="mean", router="context"),
     "top-k 1": moe(trunk="mean", top_k=1),
@@ -261,13 +260,10 @@ CASES: dict[str, Case] = {
     "balance tokens": moe(balance="tokens"),
     # passes
     "refine 2": moe(refine=2),
-    "refine-mlp": moe(refine_mlp=True),
-    "refine-mlp refine": moe(refine_mlp=True, refine=1, top_k=1, weights={"law": 2.0}),
     # how it is written
     "bfloat16": moe(dtype="bfloat16"),
     "float16": moe(dtype="float16"),
     "remote code": moe(host="remote-code"),
-    "remote code refine-mlp": moe(host="remote-code", refine_mlp=True, refine=2),
     "replacing": replacing(moe(trunk="ties", top_k=1)),
     # outputs
     "dense": dense(),
@@ -319,7 +315,6 @@ CASES: dict[str, Case] = {
     "evaluate": evaluated(moe("code", "law", trunk="mean", router="random")),
     # families and hosts
     **{kind: of_kind(kind) for kind in KINDS},
-    **{f"{kind} refine-mlp": of_kind(kind, refine_mlp=True) for kind in ("olmo2", "cohere2", "phi3")},
     **{f"{kind} context": of_kind(kind, router="context") for kind in ("olmo2", "qwen3", "gemma", "smollm3")},
     "qwen2 granitemoe": of_kind("qwen2", host="granitemoe"),
     "qwen3 float32": of_kind("qwen3", dtype="float32"),

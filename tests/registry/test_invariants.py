@@ -57,8 +57,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
     "task-arithmetic dense": {"trunk": "task-arithmetic", "to": "dense"},
     "context": {"trunk": "mean", "router": "context", "context_window": 16.0},
-    "refitted context": {"router": "context", "refine_mlp": True},
-    "refitted, then refined": {"router": "ridge", "refine_mlp": True, "refine": 1},
+    "refined": {"router": "ridge", "refine": 1},
     "refined twice": {"router": "ridge", "refine": 2, "trunk": "mean"},
 }
 """Every trunk method, router method and option, each in some recipe."""

@@ -53,16 +53,13 @@ RECIPES: dict[str, Any] = {
     "default": Recipe(),
     "dense": Recipe(to="dense"),
     "ensemble": Recipe(to="ensemble"),
-    "refitted": Recipe(refine_mlp=True),
     "refined": Recipe(router="ridge", refine=1),
 }
 
 
 @pytest.mark.check
 @pytest.mark.trust(after=1)
-@pytest.mark.parametrize(
-    ("recipe", "step"), [*((recipe, 3) for recipe in RECIPES), ("default", 0), ("refined", 12), ("refitted", 12)]
-)
+@pytest.mark.parametrize(("recipe", "step"), [*((recipe, 3) for recipe in RECIPES), ("default", 0), ("refined", 12)])
 def test_member_purged_while_it_is_composed(filled: Registry, tmp_path: Path, recipe: str, step: int) -> None:
     filled.compose(["code", "law"], tmp_path / "moe")
     before = files_of(tmp_path / "moe")
@@ -80,7 +77,7 @@ def test_member_purged_while_it_is_composed(filled: Registry, tmp_path: Path, re
 
 @pytest.mark.check
 @pytest.mark.trust(after=1)
-@pytest.mark.parametrize(("recipe", "step"), [("refined", 0), ("refitted", 3), ("refined", 12)])
+@pytest.mark.parametrize(("recipe", "step"), [("refined", 0), ("refined", 12)])
 def test_others_purged_while_one_is_composed(
     filled: Registry, zoo: Zoo, tmp_path: Path, recipe: str, step: int
 ) -> None:

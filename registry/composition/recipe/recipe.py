@@ -10,10 +10,31 @@ from typing import Any
 from registry.composition.found import OUTPUTS, ROUTERS, TRUNKS
 from registry.composition.method import Router, Target, Trunk
 from registry.composition.option import OptionKind, Problem
-from registry.composition.recipe.fields import FIELDS, default, first_problem, obstacle, options_of, resolved, target_of
+from registry.composition.recipe.fields import (
+    FIELDS,
+    default,
+    first_problem,
+    obstacle,
+    options_of,
+    removed,
+    resolved,
+    target_of,
+)
 from registry.composition.recipe.shared_options import TRUNK_OPTIONS
 from registry.errors import CheckpointError, InvalidInputError
-from registry.io.untrusted import DIGEST, NUMBER, NUMBERS, OBJECT, TEXT, WHOLE, Kind, check_written, fields, maybe
+from registry.io.untrusted import (
+    DIGEST,
+    NUMBER,
+    NUMBERS,
+    OBJECT,
+    SWITCH,
+    TEXT,
+    WHOLE,
+    Kind,
+    check_written,
+    fields,
+    maybe,
+)
 from registry.names.suggest import suggest
 from store.digest import json_digest
 
@@ -138,7 +159,9 @@ class Recipe:
         """
         where = "the recipe"
         kinds: dict[str, Kind] = {name: maybe(one.document_kind) for name, one in FIELDS.items() if not one.group}
-        kinds |= {TRUNK_OPTIONS: NUMBERS, "computed": OBJECT, "fit": OBJECT, "token_weight": TEXT}
+        earlier = {name: unasked for name, (unasked, _) in removed().items() if name not in FIELDS}
+        kinds |= {name: SWITCH if isinstance(unasked, bool) else TEXT for name, unasked in earlier.items()}
+        kinds |= {TRUNK_OPTIONS: NUMBERS, "computed": OBJECT, "fit": OBJECT}
         given = fields(document, kinds, where, optional=kinds)
         if given.get("to") not in OUTPUTS:
             raise CheckpointError(
@@ -147,7 +170,7 @@ class Recipe:
             )
         output = OUTPUTS[given["to"]]
         computed = fields(given.get("computed", {}), COMPUTED_KINDS, f"{where}, computed", optional=COMPUTED_KINDS)
-        own = {name: value for name, value in given.items() if name not in ("computed", "token_weight")}
+        own = {name: value for name, value in given.items() if name not in ("computed", *earlier)}
         if "fit" in own:
             own["fit"] = CoefficientFit.from_document(own["fit"], f"{where}, fit")
         if "device" in computed:

@@ -1,4 +1,4 @@
-"""Sparse mixtures: trunks, routers, context routing and refits."""
+"""Sparse mixtures: trunks, routers and context routing."""
 
 import lazy_loader
 

@@ -45,8 +45,6 @@ def _sources(plan: Plan, recipe: Mapping[str, Any]) -> Iterator[str]:
         yield 'All weights were combined alike, as in "Model soups".'
     elif recipe["refine"]:
         yield "The routers' statistics were taken anew through the composed model (DUME, equation 7)."
-    if recipe.get("refine_mlp"):
-        yield "The trunk's linear maps and the experts' down projections were refitted in closed form to the whole."
 
 
 def _settings(recipe: Mapping[str, Any], base: str) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from registry.errors import IncompatibleError, InvalidInputError
 from registry.families.sites import MLP_INPUT, SITES, TOKEN_COUNTS
 from registry.io.display import few
 from registry.member import Member
-from registry.methods.moe.output import runs_tokens
+from registry.methods.moe.output import retakes
 
 
 def check_mixture(subset: Subset, recipe: Recipe) -> None:
@@ -114,7 +114,7 @@ def check_statistics(members: Sequence[Member], recipe: Recipe) -> None:
             "needs" if len(lacking) == 1 else "need",
             f"; or choose {' '.join(alternatives)}" if len(alternatives) == len(lacking) else "",
         )
-    if runs_tokens(recipe):
+    if retakes(recipe):
         for member in members:
             member.require_calibration(
                 "which this recipe runs through models",
@@ -142,7 +142,7 @@ def _needs(recipe: Recipe, members: Sequence[Member]) -> list[_Need]:
     """
     needs, called, of_base = list[_Need](), f"router method {recipe.router!r}", f"--router {_router(None)}"
     router, trunk = recipe.router_method, recipe.trunk_method
-    if router is not None and router.statistics == OWN and not runs_tokens(recipe):
+    if router is not None and router.statistics == OWN and not retakes(recipe):
         refined = "--refine 1" if all("ids" in member.names("calibration") for member in members) else ""
         needs.append(_Need(called, (MLP_INPUT,), refined or f"--router {_router(COUNTS)}", of_base))
     if router is not None and router.statistics == COUNTS and len(members) > 1:

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Bool, Float, Int, Int16, Int64
 from torch import Tensor
 
-from registry.calibration import Calibration
 from registry.calibration.calibration import Turns
 from registry.composition.plan import Plan
 from registry.composition.stored import in_file, pass_over
@@ -238,11 +237,6 @@ def thresholds_of(plan: Plan) -> Float[Tensor, "E E"]:
     if plan.recipe.host == REMOTE_CODE or compares(plan.lead.architecture, len(limits)):
         return limits
     return torch.full_like(limits, torch.inf).diagonal_scatter(limits.diagonal())
-
-
-def choices_of(plan: Plan, calibration: Calibration, evidence: Float[Tensor, "V E"]) -> Int64[Tensor, "N S"]:
-    """Return the expert that each calibration token is routed to by its context: the same in every layer."""
-    return scores_of(plan, calibration.ids, calibration.keep, evidence).argmax(dim=-1)
 
 
 def scores_of(

@@ -86,12 +86,12 @@ def origin(plan: Plan, tensor: OutputTensor) -> Any:
 
     The bytes of an expert tensor are a function of arrays and their rows. Those of a trunk tensor, of a head map and of
     evidence are a function of the trunk's recipe and the members, or of one array if it is the base model's own. Those
-    of a router, and of whatever is refitted, are a function of the whole composition.
+    of a router are a function of the whole composition.
     """
     match tensor.made:
-        case Experts(parts=parts) if not plan.recipe.refine_mlp:
+        case Experts(parts=parts):
             return [[plan.members[member].link("mlp", rows.name).digest, _numbers(rows)] for member, rows in parts]
-        case Trunk(rows=rows) as trunk if not plan.recipe.refine_mlp:
+        case Trunk(rows=rows) as trunk:
             return [_combined(plan, rows.name), rows.name, _numbers(rows), trunk.offset, trunk.scales]
         case Constant(value=value):
             return value
@@ -99,10 +99,10 @@ def origin(plan: Plan, tensor: OutputTensor) -> Any:
             return [[list(index), value] for index, value in entries]
         case Widened(inner=inner) as widened:
             return [origin(plan, replace(tensor, made=inner)), widened.axis, widened.scale, widened.tail]
-        case EvidenceEmbedding(inner=inner) as embedding if not plan.recipe.refine_mlp:
+        case EvidenceEmbedding(inner=inner) as embedding:
             own = origin(plan, replace(tensor, made=inner))  # of the base model alone, perhaps; evidence is of members
             return [trunk_digest(plan), own, embedding.experts, embedding.size, embedding.constant, embedding.epsilon]
-        case HeadMap() as maps if not plan.recipe.refine_mlp:
+        case HeadMap() as maps:
             # The shared head, its norm and the embedding are of the trunk; the experts' own are those of its members.
             of_maps = maps.experts, maps.projection, maps.rank, maps.levels, maps.channel, maps.unit_power
             return [trunk_digest(plan), *of_maps]
@@ -110,14 +110,10 @@ def origin(plan: Plan, tensor: OutputTensor) -> Any:
 
 
 def trunk_digest(plan: Plan) -> str:
-    """Return the digest of the inputs of the composed trunk, and of the MLPs if they are refitted."""
+    """Return the digest of the inputs of the composed trunk."""
     document = plan.document
-    recipe = document["recipe"]
-    if plan.recipe.refine_mlp:  # routers take part in the refit; the passes after it do not
-        recipe = {key: value for key, value in recipe.items() if key not in ("refine", "token_weight", "top_k")}
-    else:
-        keys = ("trunk", "trunk_options", "combine", "coefficients", "weights", "balance", "dtype")
-        recipe = {key: recipe[key] for key in keys if key in recipe}
+    keys = ("trunk", "trunk_options", "combine", "coefficients", "weights", "balance", "dtype")
+    recipe = {key: document["recipe"][key] for key in keys if key in document["recipe"]}
     return json_digest([recipe, document["members"], document["base"], plan.dtype])
 
 

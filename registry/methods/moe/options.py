@@ -41,14 +41,8 @@ PAPER: Settings = {"top_k": 1, "normalize": True}
 """Routers as in the DUME paper, but that the one expert's weight is 1."""
 
 
-def refined(values: Settings) -> str | None:
-    """Return the first refinement that a recipe asks for, or None."""
-    return next((name for name in ("refine", "refine_mlp") if values.get(name)), None)
-
-
-def without_refinement(name: str, router: str, why: str) -> Problem:
-    """Return the problem of a refinement that a router method does not take."""
-    option = f"--{name.replace('_', '-')}"
+def without_refinement(router: str, why: str) -> Problem:
+    """Return the problem of passes that a router method does not take."""
     return Problem(
-        (name, "router"), f"router method {router!r} {why}", f"drop {option}, or choose --router {SOLVES_AGAIN}"
+        ("refine", "router"), f"router method {router!r} {why}", f"drop --refine, or choose --router {SOLVES_AGAIN}"
     )

@@ -26,7 +26,7 @@ from registry.composition.recipe.shared_options import (
 )
 from registry.io.display import counted
 from registry.methods import moe
-from registry.methods.moe.options import LAM, PAPER, SOFTMAX_TOPK, SOLVES_AGAIN, refined
+from registry.methods.moe.options import LAM, PAPER, SOFTMAX_TOPK, SOLVES_AGAIN
 from registry.methods.works import DUME, SOUP_OF_EXPERTS, UPCYCLING
 from registry.statistics.settings import PassSettings
 
@@ -49,11 +49,6 @@ def retakes(recipe: Recipe) -> bool:
     """Tell whether the routers' statistics are collected again, from kept calibration tokens."""
     router = recipe.router_method
     return router is not None and (router.statistics == BASE or (router.statistics == OWN and recipe.refine > 0))
-
-
-def runs_tokens(recipe: Recipe) -> bool:
-    """Tell whether kept calibration tokens run through models."""
-    return retakes(recipe) or bool(recipe.refine_mlp)
 
 
 def top_k(recipe: Recipe, count: int) -> int:
@@ -91,10 +86,10 @@ def routed_document(recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
         **router_of(recipe).document(recipe, names),
         "top_k": top_k(recipe, len(names)),
         "temperature": float(recipe.temperature),
-        "token_weight": "none",  # digests are made of it
+        "token_weight": "none",  # digests are made of it, and of `refine_mlp`
         "refine": recipe.refine,
-        "refine_mlp": recipe.refine_mlp,
-        **({"computed": pass_document(recipe, PassSettings())} if runs_tokens(recipe) else {}),
+        "refine_mlp": False,
+        **({"computed": pass_document(recipe, PassSettings())} if retakes(recipe) else {}),
     }
 
 
@@ -190,12 +185,6 @@ class Moe(Combined):
             note="how often kept calibration tokens pass the composed model, to solve its routers on them",
         ),
         Option(
-            "refine_mlp", OptionKind.SWITCH,
-            "Refit the trunk's linear maps and each expert's down projection on the same tokens.", "", default=False,
-            label="Refit MLPs", advanced=True,
-            note="fits the experts’ down projections and the trunk to kept calibration tokens",
-        ),
-        Option(
             "device", OptionKind.TEXT, "A torch device for passes.", "DEVICE", unset="the GPU if there is one",
             advanced=True,
         ),
@@ -222,21 +211,16 @@ class Moe(Combined):
     clause = "a sparse mixture"
     note = "each token goes through a few experts"
     works = (DUME,)
-    removed = {"lam": (LAM.default, "auto"), "token_weight": ("none", "advantage"), "refine_trunk": (False, True)}
+    removed = {
+        "lam": (LAM.default, "auto"),
+        "token_weight": ("none", "advantage"),
+        "refine_mlp": (False, True),
+        "refine_trunk": (False, True),
+    }
     copies = OF_COPIES
     compared = {}
     reference = {"router": SOLVES_AGAIN, **PAPER}
     is_previewed = True
-
-    def problem(self, values: Settings) -> Problem | None:
-        if values["refine_mlp"] and values["gating"] == SOFTMAX_TOPK:
-            return Problem(
-                ("gating", "refine_mlp"),
-                f"a refit takes the weights of a token's experts to add up to 1, and gating {SOFTMAX_TOPK!r} was asked "
-                "for",
-                "drop --gating, or --refine-mlp",
-            )
-        return None
 
     def problem_of_copies(self, count: int, values: Settings) -> Problem | None:
         if (router := values["router"]) != OF_COPIES["router"]:
@@ -276,11 +260,11 @@ class Moe(Combined):
                 "not give what it gives",
                 "drop --gating",
             )
-        if name := refined(values):
+        if values.get("refine"):
             return Problem(
-                (name,),
+                ("refine",),
                 "there is nothing to refine in copies of one base model, which have no calibration tokens",
-                f"drop --{name.replace('_', '-')}",
+                "drop --refine",
             )
         return None
 
@@ -296,7 +280,7 @@ class Moe(Combined):
         """Return a recipe without what was removed; where that chose λ by layer, with the median of the choices."""
         recipe = super().without_removed(composition, removed)
         recipe.pop("refine_trunk", None)  # documents have it only where it is true
-        if not refined(recipe):
+        if not recipe.get("refine"):
             recipe.pop("computed", None)  # of the passes that it asked for
         chosen = [layer.get("best") for layer in composition.get("lam", ()) if isinstance(layer, dict)]
         strengths = [float(one) for one in chosen if one is not None and LAM.problem(one) is None]
@@ -316,9 +300,8 @@ class Moe(Combined):
         return moe.context_cost(plan)
 
     def passes(self, recipe: Recipe) -> Sequence[tuple[str, str, bool]]:
-        refit = [("refitting", "refitting to the experts’ kept text", True)] if recipe.refine_mlp else []
         collected = "collecting statistics of the experts’ kept text, where none are cached"
-        return [*refit, *([("collecting", collected, False)] if retakes(recipe) else [])]
+        return [("collecting", collected, False)] if retakes(recipe) else []
 
     def works_of(self, plan: Plan) -> list[Work]:
         router = plan.recipe.router_method
@@ -342,5 +325,4 @@ class Moe(Combined):
         made += (
             [f"routers solved again in {counted(recipe['refine'], 'pass', 'passes')}"] if recipe.get("refine") else []
         )
-        made += ["MLPs refitted to the composed model"] if recipe.get("refine_mlp") else []
         return made

@@ -20,7 +20,6 @@ from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 from registry.checkpoint import Checkpoint
-from registry.composition.method import COUNTS
 from registry.composition.passes import PassContext, pass_context, stored_folder
 from registry.composition.plan import Plan, Source
 from registry.composition.stored import stored_stream
@@ -32,16 +31,12 @@ from registry.io.safetensors_file import Stream
 from registry.io.shard_writer import Shard, write_shards
 from registry.maths.threads import one_thread
 from registry.member import Member
-from registry.methods.moe.context import choices_of, evidence_of
 from registry.methods.moe.model_writer import host_config, rendering_threads, streams_of, trunk_digest
 from registry.methods.moe.options import SOLVES_AGAIN
 from registry.methods.moe.output import pass_document, retakes
 from registry.methods.moe.plan import dense_plan
-from registry.methods.moe.refit.choice import KnownChoice
-from registry.methods.moe.refit.fit import refit
 from registry.methods.moe.render import render
 from registry.methods.moe.tensor_source import RecollectedSource, StoredSource, TensorSource
-from registry.progress import remark
 from registry.runtime.gates import gates
 from registry.runtime.loading import load_model
 from registry.statistics.cache import KeptTensors
@@ -56,11 +51,9 @@ from store.digest import json_digest
 @contextmanager
 def opened(plan: Plan, workspace: Workspace) -> Iterator[Source]:
     """Open a plan after the passes that its recipe asks for (errors as `tensor_source_of`)."""
-    if workspace.cluster is not None and plan.recipe.refine_mlp:
-        remark(workspace.progress, "layers that are refitted one after another are composed by this process alone")
     with pass_context(workspace, plan.used) as context:
         streams = streams_of(tensor_source_of(plan, context))
-        yield Source(streams, rendering_threads(plan), in_tasks=not plan.recipe.refine_mlp)
+        yield Source(streams, rendering_threads(plan), in_tasks=True)
 
 
 def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
@@ -74,14 +67,6 @@ def tensor_source_of(plan: Plan, context: PassContext) -> TensorSource:
     """
     recipe = plan.recipe
     source: TensorSource = StoredSource(plan, KeptTensors(context.cache, partial(mkdtemp, dir=context.work)))
-    if recipe.refine_mlp:
-        work, choice = Path(mkdtemp(dir=context.work)), None  # where refitted tensors stay
-        if recipe.router_method is not None and recipe.router_method.statistics == COUNTS:
-            evidence = evidence_of(plan)
-            choice = KnownChoice([choices_of(plan, member.kept_tokens, evidence) for member in plan.members])
-        # Any member's dense model will do: only the composed trunk of it is used.
-        with forced_folder(source, 0, work / "trunk.safetensors", context) as folder:
-            source = refit(source, Checkpoint(folder, remote_code=True), work, context.progress, choice)
     if retakes(recipe):
         if recipe.refine == 0:
             statistics = [_of_features(plan, context, member) for member in plan.members]

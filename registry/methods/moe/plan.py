@@ -289,7 +289,7 @@ def context_cost(plan: Plan) -> RoutingCost | None:
     if recipe.router_method is None or recipe.router_method.statistics != COUNTS or len(plan.members) < 2:
         return None
     # Random routers need no statistics, and have the shapes of all routers that read the stream.
-    plain = recipe.replace(router="random", top_k=top_k(recipe, len(plan.members)), refine_mlp=False)
+    plain = recipe.replace(router="random", top_k=top_k(recipe, len(plan.members)))
     without = make_plan(plan.members, plan.base, plain)
     mine, other = plan.parts.architecture, without.parts.architecture
     has_window = recipe.host == REMOTE_CODE or bool(context_windows(plan, without.parts)[0].slow)

@@ -23,7 +23,7 @@ from registry.maths.overlap import TOKENS_PER_DIRECTION, overlap
 from registry.maths.statistics import Statistics
 from registry.methods.moe.context import evidence_of, past_weights, shares_of
 from registry.methods.moe.options import SOLVES_AGAIN
-from registry.methods.moe.output import router_of, runs_tokens
+from registry.methods.moe.output import retakes, router_of
 from registry.methods.moe.plan import statistics_weights
 from registry.methods.moe.tensor_source import RouterSolver
 from registry.progress import Progress, silent
@@ -210,7 +210,7 @@ def preview_plan(plan: Plan, progress: Progress) -> Preview:
     counts = [member.packed_statistics(MLP_INPUT, 0).count for member in plan.members]
     overlaps = {pair: fmean(shares) for pair, shares in shared.items()}
     members = _members(refs, counts, _parts(counts, weights), mean(tuple(confusion)), overlaps)
-    notes = ["changes by passes of tokens (refine) are not predicted"] if runs_tokens(plan.recipe) else []
+    notes = ["changes by passes of tokens (refine) are not predicted"] if retakes(plan.recipe) else []
     if len(layers) < (count := plan.lead.architecture.num_hidden_layers):
         notes.append(f"{len(layers)} of {count} layers were compared")
     means = BY_MOMENTS + (CORRECTED if method.statistics == OWN else "")

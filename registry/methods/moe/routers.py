@@ -17,7 +17,6 @@ from registry.methods.moe.options import (
     PAPER,
     SOFTMAX_TOPK,
     SOLVES_AGAIN,
-    refined,
     without_refinement,
 )
 from registry.methods.works import BTX, FLEXOLMO, LEWIS, MARON, ROFORMER
@@ -58,7 +57,6 @@ class Context(Router):
         "context": Compared(),
         "context-whole": Compared({"context_window": 0.0}),
         "context-shared": Compared({"vocabulary": SHARED}),
-        "refine-mlp-context": Compared({"refine_mlp": True}),
         "oracle-context": Compared(oracle=True),
     }
     statistics = COUNTS
@@ -67,9 +65,7 @@ class Context(Router):
     def problem(self, values: Settings) -> Problem | None:
         if not values["refine"]:
             return None
-        return without_refinement(
-            "refine", self.name, "is made from counts of tokens, which no pass through a model changes"
-        )
+        return without_refinement(self.name, "is made from counts of tokens, which no pass through a model changes")
 
 
 class Ridge(Router):
@@ -102,9 +98,6 @@ class Ridge(Router):
         "regmean": Compared(),
         "refine-1": Compared({"refine": 1}),
         "refine-2": Compared({"refine": 2}),
-        "refine-mlp": Compared({"refine_mlp": True}),
-        "refine-mlp-top-1": Compared({"refine_mlp": True, "top_k": 1}),
-        "oracle-refine-mlp": Compared({"refine_mlp": True}, oracle=True),
     }
     statistics = OWN
 
@@ -124,9 +117,9 @@ class DomainEmbedding(Router):
     statistics = BASE
 
     def problem(self, values: Settings) -> Problem | None:
-        if not (name := refined(values)):
+        if not values["refine"]:
             return None
-        return without_refinement(name, self.name, "takes features of the base model, not of a refined one")
+        return without_refinement(self.name, "takes features of the base model, not of a refined one")
 
     def solve(self, inputs: RouterInputs) -> Tensor:
         return router.domain_embedding(inputs.statistics, inputs.lam, inputs.bias, inputs.normalize)
@@ -159,10 +152,8 @@ class Anchored(Router):
                 f"method {values['trunk']!r} makes another",
                 f"choose --trunk base, or --router {SOLVES_AGAIN}",
             )
-        if name := refined(values):
-            return without_refinement(
-                name, self.name, "has rows as they were trained, and a refinement solves them again"
-            )
+        if values["refine"]:
+            return without_refinement(self.name, "has rows as they were trained, and a pass solves them again")
         above = next((member for member, bias in values["bias"].items() if bias > 0), None)
         if above is not None:
             return Problem(

@@ -1,10 +1,9 @@
 """Sources of a plan's tensors: where the bytes of a composed model come from.
 
-`TensorSource` is the interface that the writers of a model use. Three classes implement it:
+`TensorSource` is the interface that the writers of a model use. Two classes implement it:
 
     StoredSource        the members' stored arrays, combined by the trunk method
     RecollectedSource   the same tensors, with routers solved from statistics that passes collected
-    RefitSource         refitted tensors in place of stored ones (`refit/composed_model.py`)
 
 Each holds a `RouterSolver` over its own statistics, so that routers are solved in one way.
 
@@ -61,7 +60,6 @@ class RouterSolver:
 
     def __init__(self, plan: Plan, members: Sequence[SiteStatistics], sums: KeptTensors | None = None) -> None:
         self._plan, self._members, self._sums = plan, members, sums
-        self._gates: dict[int, Tensor] = {}
 
     @cached_property
     def weights(self) -> list[float]:
@@ -73,21 +71,6 @@ class RouterSolver:
 
     def gate(self, layer: int) -> Float[Tensor, "E H"]:
         """Return `gate.weight` of a layer, float64, before the temperature (InvalidInputError: it cannot be solved)."""
-        return self._gates[layer] if layer in self._gates else self._solve(layer)
-
-    def bias(self, layer: int) -> Float[Tensor, "E"]:
-        """Return what is added to the logits of one layer in float64, before the temperature: trained and asked for."""
-        recipe = self._plan.recipe
-        if recipe.router_method is None or not recipe.router_method.is_trained:
-            return torch.zeros(len(self._plan.members), dtype=torch.float64)
-        biases = [recipe.bias.get(member.name, 0.0) + member.router_bias(layer) for member in self._plan.members]
-        return torch.tensor(biases, dtype=torch.float64)
-
-    def keep_gate(self, layer: int) -> None:
-        """Solve one layer's gate and keep it, (E, H) in float64, for when its statistics are gone."""
-        self._gates[layer] = self._solve(layer)
-
-    def _solve(self, layer: int) -> Float[Tensor, "E H"]:
         plan, recipe = self._plan, self._plan.recipe
         method = router_of(recipe)
         # A generator: a Gram is (H + 1, H + 1), and only one member's needs to be in memory.
@@ -111,6 +94,14 @@ class RouterSolver:
             raise InvalidInputError(
                 f"the router of layer {layer} cannot be solved: {error}", "raise lam, for example --lam 0.1"
             ) from error
+
+    def bias(self, layer: int) -> Float[Tensor, "E"]:
+        """Return what is added to the logits of one layer in float64, before the temperature: trained and asked for."""
+        recipe = self._plan.recipe
+        if recipe.router_method is None or not recipe.router_method.is_trained:
+            return torch.zeros(len(self._plan.members), dtype=torch.float64)
+        biases = [recipe.bias.get(member.name, 0.0) + member.router_bias(layer) for member in self._plan.members]
+        return torch.tensor(biases, dtype=torch.float64)
 
 
 @runtime_checkable

@@ -42,7 +42,7 @@ _BASICS = ("to", "routing", "trunk", "router", "top_k")
 _ADVANCED = {
     "Trunk options": ("combine", "balance", "base"),
     "Router options": ("context_window", "vocabulary", "lam", "normalize", "gating", "temperature", "mixing"),
-    "Refinement": ("refine", "refine_mlp"),
+    "Refinement": ("refine",),
     "Output": ("rank", "no_base_member", "lead", "dtype", "remote_code"),
 }
 

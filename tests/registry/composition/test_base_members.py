@@ -101,7 +101,6 @@ def test_it_is_refused_where_statistics_are_needed(filled: Registry) -> None:
         (Recipe(router="random"), "and trunk method 'regmean' needs them", "or choose --trunk mean"),
         (Recipe(router="ridge", trunk="mean", refine=1), "has no calibration tokens", "--keep-calibration; or choose"),
         (Recipe(router="domain-embedding", trunk="base"), "has no calibration tokens", "--keep-calibration; or choose"),
-        (Recipe(router="random", trunk="mean", refine_mlp=True), "has no calibration tokens", "no refinement"),
     ):
         with pytest.raises(IncompatibleError, match=f"^base@1 is a base model, which .*{message}") as refused:
             filled.plan(["law", "base"], recipe)
@@ -269,7 +268,7 @@ def test_what_cannot_be_is_refused_first(filled: Registry, zoo: Zoo, tmp_path: P
         (4, {"recipe": Recipe(to="ensemble")}, "--to ensemble makes none"),
         (2, {"recipe": UPCYCLED.replace(top_k=3)}, "top-k is 3"),
         (4, {"recipe": UPCYCLED.replace(weights={"base-1": 2.0})}, "weights change nothing"),
-        (4, {"recipe": UPCYCLED.replace(refine_mlp=True)}, "there is nothing to refine"),
+        (4, {"recipe": UPCYCLED.replace(refine=1)}, "there is nothing to refine"),
         (4, {"experts": ["law"]}, "and others were named"),
         (2, {"base": "b" * 99}, "names of more than 100 characters"),
     ]

@@ -23,7 +23,6 @@ from registry.hosts.context_mlp import ALARM
 from registry.maths.context.prefix import context_scores, prefix_means
 from registry.member import Member
 from registry.methods.moe.context import (
-    choices_of,
     evidence_of,
     past_weights,
     scores_of,
@@ -175,7 +174,7 @@ def test_every_layer_takes_the_expert_of_most_evidence(
     assert_same(chosen(load(tmp_path / "moe"), ids), plan, ids)
     assert len(expected(plan, ids)[0].unique()) == len(EXPERTS)  # the test can fail: all of them are chosen
     texts_of_length = Calibration(ids.int(), torch.tensor([80, 50, 20, 1], dtype=torch.int32), "text")
-    choices = choices_of(plan, texts_of_length, evidence_of(plan))
+    choices = scores_of(plan, texts_of_length.ids, texts_of_length.keep, evidence_of(plan)).argmax(dim=-1)
     assert torch.equal(choices[0], expected(plan, ids)[0][0])
 
 

@@ -29,7 +29,7 @@ from registry.statistics.scales import scales
 from registry.statistics.settings import PassSettings
 from tests.conftest import SETTINGS, Zoo, files_of
 from tests.models import write_jsonl
-from tests.registry.composition.composed import GATE, PAIR, files_elsewhere, tensors_of
+from tests.registry.composition.composed import GATE, PAIR, tensors_of
 from tests.registry.composition.test_vocabulary import grown
 from tests.registry.maths.drawn import ridge
 
@@ -131,7 +131,6 @@ RECIPES = {
     "routed": Recipe(router="ridge", refine=2),
     "base features": Recipe(router="domain-embedding"),
 }
-REFITS = {"refit": Recipe(refine_mlp=True)}
 
 
 @pytest.mark.check
@@ -192,16 +191,6 @@ def test_cache_knows_a_trunk_from_another(filled: Registry, tmp_path: Path, pass
         assert len(passes) == runs, recipe
 
 
-@pytest.mark.check
-def test_pass_after_a_refit_knows_the_routers_that_had_a_part_in_it(filled: Registry, zoo: Zoo, tmp_path: Path) -> None:
-    """A refit sends tokens where its routers do, so another lam makes another trunk: the cache must tell them apart."""
-    filled.compose(PAIR, tmp_path / "other", Recipe(router="ridge", refine_mlp=True, refine=1, lam=1e6))
-    filled.compose(PAIR, tmp_path / "found", Recipe(router="ridge", refine_mlp=True, refine=1))
-    recipe = Recipe(router="ridge", refine_mlp=True, refine=1)
-    assert files_of(tmp_path / "found") == files_elsewhere(zoo, tmp_path, PAIR, recipe)
-    assert files_of(tmp_path / "found") != files_of(tmp_path / "other")
-
-
 def test_opt_out_empties_the_cache_and_a_model_that_a_crash_left_is_garbage(filled: Registry, tmp_path: Path) -> None:
     filled.compose(PAIR, tmp_path / "moe", Recipe(router="ridge", refine=1))
     assert files_of(filled.home.cache)
@@ -221,7 +210,7 @@ def test_opt_out_empties_the_cache_and_a_model_that_a_crash_left_is_garbage(fill
 
 @pytest.mark.check(after=1)
 @pytest.mark.trust(after=3)
-@pytest.mark.parametrize("recipe", [*RECIPES.values(), *REFITS.values()], ids=[*RECIPES, *REFITS])
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_member_without_kept_tokens_is_refused(
     filled: Registry, bare: Path, zoo: Zoo, tmp_path: Path, recipe: Recipe
 ) -> None:

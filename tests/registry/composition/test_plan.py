@@ -12,9 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from registry import Recipe, Registry
 from registry.errors import IncompatibleError, InvalidInputError
-from registry.methods.moe.refit.texts import BATCH_TOKENS
 from tests.conftest import Zoo, files_of
-from tests.models import SIZES, make_model, save_checkpoint
+from tests.models import make_model, save_checkpoint
 from tests.registry.composition.composed import FEW, PAIR, add_model, json_of
 
 
@@ -38,16 +37,12 @@ def test_plan_tells_what_is_written_and_writes_nothing(filled: Registry, tmp_pat
     assert plan.peak_bytes > 0
 
 
-def test_memory_of_refits_is_estimated(filled: Registry) -> None:
-    """A batch and the sums of a step count; two members' routers are less than the MLPs' sums."""
+def test_memory_of_passes_is_estimated(filled: Registry) -> None:
+    """One dense model and its sums, with several passes the mixture, which is larger."""
     ridge = Recipe(router="ridge")
-    plain, mlps = (
-        filled.plan(["math", "code"], recipe).peak_bytes for recipe in (ridge, ridge.replace(refine_mlp=True))
-    )
-    batch = 4 * BATCH_TOKENS * (4 * SIZES["intermediate_size"] + 8 * SIZES["hidden_size"])
-    assert plain + batch < mlps
-    refined = filled.plan(["math", "code"], ridge.replace(refine_mlp=True, refine=2)).peak_bytes
-    assert refined >= mlps
+    plain, once, twice = (filled.plan(["math", "code"], ridge.replace(refine=n)) for n in range(3))
+    assert plain.peak_bytes < once.peak_bytes < twice.peak_bytes
+    assert twice.peak_bytes > plain.peak_bytes + plain.nbytes
 
 
 def test_digest_is_a_function_of_members_and_recipe(filled: Registry) -> None:

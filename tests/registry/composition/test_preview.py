@@ -69,7 +69,7 @@ def test_same_text_twice_is_told(registry: Registry, zoo: Zoo) -> None:
 def test_what_is_not_foretold_is_said_or_refused(filled: Registry) -> None:
     assert 0.1 < filled.preview(["code", "german", "math"], Recipe(router="random")).accuracy < 0.6
     plain = filled.preview(["code", "math"], RIDGE)
-    refined = filled.preview(["code", "math"], RIDGE.replace(refine=1, refine_mlp=True))
+    refined = filled.preview(["code", "math"], RIDGE.replace(refine=1))
     assert refined.confusion == plain.confusion
     assert (plain.notes, len(refined.notes)) == ((), 1)
     for recipe, message in ((Recipe(to="dense"), "--to dense"), (Recipe(router="domain-embedding"), "domain-embed")):

@@ -18,12 +18,12 @@ from registry.errors import InvalidInputError
         ({"trunk": "mean", "trunk_options": {"alpha": 0.5}}, "trunk method 'mean' has no option 'alpha'"),
         ({"trunk_options": {"lam": 0.5}}, "trunk method 'regmean' has no option 'lam'"),
         ({"trunk_options": {"alpha": float("nan")}}, "alpha is nan, it must be a finite number from 0 to 1"),
-        ({"to": "dense", "refine_mlp": True}, "refine_mlp has no part in output 'dense'"),
+        ({"to": "dense", "refine": 1}, "refine has no part in output 'dense'"),
         ({"bias": {"code": 1.0}}, "bias has no part in router method 'context'"),
         ({"combine": "sum"}, "combine has no part in trunk method 'regmean'"),
         ({"lam": "auto"}, "lam is 'auto', it must be a finite number"),
         ({"refine": 1}, "router method 'context' is made from counts of tokens, which no pass through a model"),
-        ({"router": "domain-embedding", "refine_mlp": True}, "takes features of the base model, not of a refined"),
+        ({"router": "domain-embedding", "refine": 1}, "takes features of the base model, not of a refined"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -68,7 +68,6 @@ def test_defaults_are_spelled_out() -> None:
 def test_further_keys_are_there_only_where_they_say_something() -> None:
     """Recipes that make the same bytes have one digest; for all other keys: test_recipe_fields.py."""
     for changes, more in (
-        ({"refine_mlp": True}, {"computed"}),
         ({"router": "ridge", "refine": 1}, {"computed"}),
         ({"router": "ridge", "gating": "softmax-topk"}, {"gating"}),
         ({"to": "dense", "trunk": "ties", "combine": "sum"}, {"combine"}),

@@ -152,11 +152,10 @@ def some_recipe(values: dict[str, Any]) -> Recipe:
     """Return the recipe of some fields, less those that have no part in it or contradict others."""
     for contradicting in (
         (),
-        ("refine", "refine_mlp"),
         ("lam",),
         ("refine",),
         ("trunk", "combine", *TRUNK_NUMBERS),
-        ("gating",),  # beside a refit
+        ("gating",),
         ("router", "bias"),
         ("coefficients",),
         ("routing_tokens",),

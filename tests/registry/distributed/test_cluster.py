@@ -280,7 +280,6 @@ RECIPES = [
     Recipe(trunk="ties", router="ridge"),
     Recipe(router="ridge", refine=1),
     Recipe(to="dense", trunk="mean"),
-    Recipe(refine_mlp=True),
 ]
 
 

@@ -21,7 +21,7 @@ from registry.composition.plan import Plan
 from registry.errors import InvalidInputError
 from registry.hosts.context import MEAN, SHARPNESS
 from registry.hosts.remote_code import REMOTE_CODE
-from registry.methods.moe.context import choices_of, evidence_of, scores_of
+from registry.methods.moe.context import evidence_of, scores_of
 from registry.runtime.gates import force_expert, gates, record_routing
 from registry.runtime.loading import has_our_code, load_model
 from registry.training import TrainSettings
@@ -106,7 +106,7 @@ def test_the_expert_of_a_token_is_that_of_most_evidence(composed: Composed, tmp_
     with record_routing(moe) as routings:
         run(moe)
     calibration = Calibration(IDS.int(), torch.full((2,), IDS.shape[1], dtype=torch.int32), "")
-    foretold = choices_of(composed.plan, calibration, evidence_of(composed.plan))
+    foretold = scores_of(composed.plan, calibration.ids, calibration.keep, evidence_of(composed.plan)).argmax(-1)
     clear = (means[..., 0] - means[..., 1]).abs() > 1e-6
     for chosen in (foretold, *(routing.chosen[0].view_as(IDS) for routing in routings)):
         assert torch.equal(chosen[clear], means.argmax(-1)[clear])

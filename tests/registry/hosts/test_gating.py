@@ -118,7 +118,6 @@ def test_hosts_that_renormalise_refuse(tmp_path: Path, case: str, shared: Shared
     [
         ({}, "gating has no part in router method 'context'"),
         ({"to": "dense"}, "gating has no part in output 'dense'"),
-        ({"router": "ridge", "refine_mlp": True}, "a refit takes the weights of a token's experts to add up to 1"),
     ],
 )
 def test_recipes_without_such_weights_refuse(values: dict[str, Any], message: str) -> None:

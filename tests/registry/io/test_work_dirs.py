@@ -38,12 +38,12 @@ def test_what_the_disk_refuses_is_told(tmp_path: Path, number: int, hint: str) -
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="space is not taken beforehand here")
-def test_refit_without_space_is_an_error_and_not_the_end_of_the_process(
+def test_pass_without_space_is_an_error_and_not_the_end_of_the_process(
     filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     with pytest.raises(StorageError, match=r"work/.* cannot be written: No space left on device"):
-        filled.compose(["code", "math"], tmp_path / "moe", Recipe(refine_mlp=True))
+        filled.compose(["code", "math"], tmp_path / "moe", Recipe(router="ridge", refine=1))
     assert not (tmp_path / "moe").exists()
     assert list(filled.home.work.iterdir()) == []
 

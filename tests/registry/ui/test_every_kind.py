@@ -31,7 +31,6 @@ RECIPES: list[Any] = [
     Recipe(to="hetero", routing_tokens=4),
     Recipe(vocabulary="shared", top_k=2, context_window=0),
     Recipe(router="ridge", refine=1),
-    Recipe(router="ridge", refine_mlp=True),
     Recipe(router="domain-embedding", normalize=True),
     Recipe(trunk="dare"),
     Recipe(to="dense"),

@@ -260,16 +260,13 @@ def test_steps_are_numbered_where_their_number_is_known(filled: Registry) -> Non
         return Job("a", (), "/", "moe/", phases=tuple(phases), steps=done)
 
     into = ["composing into moe/"]
-    refit, again = job("refitting", refine_mlp=True), job("collecting", router="ridge", refine=1)
+    again = job("collecting", router="ridge", refine=1)
     for one, number, to_come in (
         (job(), "", into),
         (job("composing"), "step 1 of 1", []),
-        (refit, "step 1 of 2", into),
-        (job("refitting", "composing", refine_mlp=True), "step 2 of 2", []),
         (again, "", into),  # what is cached is not collected
     ):
         assert (one.number, one.to_come) == (number, to_come)
-    assert refit.called(refit.steps[0]) == "refitting to the experts’ kept text"
     (last,) = job("collecting", router="ridge", refine=2).to_come
     assert last == "composing, between passes into a temporary folder, at last into moe/"
 
@@ -284,7 +281,7 @@ def test_a_composition_goes_through_the_steps_that_its_job_names(filled: Registr
         yield lambda amount: None
 
     filled.progress = heard
-    recipes: list[Recipe] = [Recipe(), Recipe(refine_mlp=True), Recipe(router="ridge", refine=1)]
+    recipes: list[Recipe] = [Recipe(), Recipe(router="ridge", refine=1)]
     recipes += [Recipe(router="domain-embedding"), Recipe(to="dense", trunk="ties")]
     for number, recipe in enumerate([*recipes, Recipe(to="ensemble", routing="task-vector", trunk="ties")]):
         labels.clear()

@@ -17,7 +17,7 @@ from registry.errors import InvalidInputError
 from registry.evaluation import text_windows
 from registry.hosts.context import ContextWindows
 from registry.hosts.remote_code import REMOTE_CODE
-from registry.methods.moe.context import choices_of, evidence_of
+from registry.methods.moe.context import evidence_of, scores_of
 from registry.report import page
 from tests.conftest import Zoo, files_of
 from tests.registry.composition.composed import PAIR, json_of, reg, tensors_of
@@ -52,7 +52,8 @@ def test_scores_count_routing_by_layer_and_by_tokens_read(filled: Registry, zoo:
     assert (row.parameters, row.active_parameters) == (plan.parameters, plan.active_parameters)
     windows = text_windows(data, moe, SETTINGS)
     for number, name in enumerate(NAMES):
-        own = choices_of(plan, windows[name], evidence_of(plan)) == number  # (windows, 32)
+        scores = scores_of(plan, windows[name].ids, windows[name].keep, evidence_of(plan))  # (windows, 32, experts)
+        own = scores.argmax(dim=-1) == number
         assert row.accuracy[name] == pytest.approx([own.double().mean().item()] * 2, abs=0.03)
         ends = [0, 1, 2, 4, 8, 16, 32]
         spans = {str(end): own[:, start:end].double().mean().item() for start, end in pairwise(ends)}
