@@ -80,6 +80,8 @@ CALLS: dict[str, tuple[str, str]] = {
     "verify": ("", "x"),
     "gc": ("--dry-run", "x"),
     "ui": ("--port 0", "--port x"),
+    "serve": ("--port 0", "--port x"),
+    "gateway": ("needs a folder of adapters", "nosuch --server http://127.0.0.1:1"),
     "arrays": ("copy home/arrays copied", "copy nosuch copied"),
     "db": ("current", "x"),
     "config": ("", "x"),

@@ -1,6 +1,7 @@
 """The pages of a registry, served on this machine for as long as a test wants."""
 
 import http.client
+import socket
 import sys
 import threading
 import time
@@ -10,8 +11,11 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from urllib.parse import urlencode
 
+from starlette.types import ASGIApp
+
 from registry import Registry
-from registry.ui import Jobs, WriteAccess, listen, make_app, server
+from registry.io.http_server import listen, server
+from registry.ui import Jobs, WriteAccess, make_app
 
 VOID = {"meta", "link", "input", "br", "rect", "circle", "path"}
 """Elements without an end."""
@@ -148,13 +152,20 @@ def served(
         if may_write:
             access = WriteAccess(str(registry.home.path))
             jobs = stack.enter_context(Jobs([*program, "--home", str(registry.home.path)]))
-        running = server(make_app(registry, command, access=access, jobs=jobs))
-        thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            while not running.started and thread.is_alive():
-                time.sleep(0.01)
-            yield Pages(listening.getsockname()[1], access=access, jobs=jobs)
-        finally:
-            running.should_exit = True
-            thread.join()
+        stack.enter_context(answering(make_app(registry, command, access=access, jobs=jobs), listening))
+        yield Pages(listening.getsockname()[1], access=access, jobs=jobs)
+
+
+@contextmanager
+def answering(app: ASGIApp, listening: socket.socket) -> Iterator[str]:
+    """Serve an application on a socket, in a thread, and yield its address."""
+    running = server(app)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        while not running.started and thread.is_alive():
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        running.should_exit = True
+        thread.join()

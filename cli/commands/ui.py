@@ -44,7 +44,8 @@ def ui(session: Session, port: int, open_browser: bool, may_write: bool) -> None
     """
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise StorageError(f"the pages need {', '.join(missing)}", "run: pip install 'expert-registry[ui]'")
-    from registry.ui import WriteAccess, listen, make_app, server
+    from registry.io.http_server import listen, server
+    from registry.ui import WriteAccess, make_app
 
     command = ["reg"]
     with ExitStack() as stack:

@@ -275,6 +275,13 @@ reg gc | object | The deleted files, or with --dry-run those that would be delet
 reg ui | object | Printed when the server is ready.
   url | text | The address.
   home | text | The registry's folder.
+reg serve | object | Printed when the server is ready.
+  url | text | The value for HF_ENDPOINT.
+  home | text | The registry's folder.
+reg gateway | object | Printed when the gateway is ready.
+  url | text | The address, without /v1.
+  server | text | The server of adapters.
+  experts | by expert: text | The name that the server knows it by.
 reg arrays copy | registry.maintenance.array_copy.ArrayCopy
 reg db current | object | Revisions of the catalog's schema.
   current | text or null | The catalog's revision; null if there is no catalog.

@@ -1,18 +1,19 @@
 """Trace of the expert that handles each token of a text, from one recorded pass through a composed model."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from registry.checkpoint.model_files import read_config
-from registry.errors import InvalidInputError
+from registry.errors import InvalidInputError, first_line
 from registry.io.dtypes import AUTO
 from registry.runtime.folder_checks import check_members
 from registry.runtime.gates import expert_count, expert_names, record_routing
 from registry.runtime.loading import load_tokenizer
-from registry.runtime.sequence_hosts import sequence_host
+from registry.runtime.sequence_hosts import Picker, sequence_host
 from registry.runtime.upcast import load_for_pass
 
 MOST_CHARACTERS = 100_000
@@ -108,7 +109,7 @@ def route(folder: Path, text: str, device: str | None = None) -> Routed:
     tokenizer = load_tokenizer(folder)
     ids, pieces, special = _tokens(tokenizer, text)
     if not ids:
-        raise InvalidInputError("the text has no token", 'give some: reg route moe/ "def add(a, b):"')
+        raise _no_token()
     model = load_for_pass(folder, AUTO, device, prefer_whole=True)
     limit = getattr(model.config, "max_position_embeddings", None)
     if isinstance(limit, int) and len(ids) > limit:
@@ -134,14 +135,64 @@ def pick(folder: str | PathLike[str], text: str, device: str | None = None) -> s
     It is for servers that take an adapter's name with each request. Of a folder of adapters no model is loaded; where
     its base model is a member, text that no adapter knows is the base model's, and its name is returned.
     """
-    folder = Path(folder)
-    config = read_config(folder)
-    if (host := sequence_host(config.get("model_type"))) is not None:
+    if text and (picker := ExpertPicker.of(folder)) is not None:
+        return picker.pick(text)[0]
+    return route(Path(folder), text, device).tokens[-1].overall
+
+
+@dataclass(frozen=True)
+class ExpertPicker:
+    """Picks the one expert of each of many texts by tokens alone, as `pick` does; what it needs is read once.
+
+    Attributes:
+        members: the names of the folder's experts, in their order.
+    """
+
+    members: tuple[str, ...]
+    tokenizer: Any
+    _picked: Picker
+
+    @classmethod
+    def of(cls, folder: str | PathLike[str]) -> "ExpertPicker | None":
+        """Return the picker of a folder; None if its model must run to tell (CheckpointError: it is damaged)."""
+        folder = Path(folder)
+        config = read_config(folder)
+        if (host := sequence_host(config.get("model_type"))) is None:
+            return None
         check_members(folder, config)
-        ids, _, _ = _tokens(load_tokenizer(folder), text)
-        if ids and (number := host.pick(folder, config, ids)) is not None:
-            return str(config["members"][number])
-    return route(folder, text, device).tokens[-1].overall
+        picked = host.picker(folder, config)
+        return None if picked is None else cls(tuple(map(str, config["members"])), load_tokenizer(folder), picked)
+
+    def pick(self, text: str | Sequence[Mapping[str, Any]]) -> tuple[str, float | None]:
+        """Return the expert of a text, or of a conversation's answer, and how clearly.
+
+        Args:
+            text: the text; or messages with `role` and `content`, which the chat template makes a text.
+
+        Returns:
+            Its name, and the nats a token by which its evidence is above the next expert's; None where nothing tells.
+
+        Raises:
+            InvalidInputError: the text has no token, or the chat template refuses the messages.
+        """
+        if isinstance(text, str):
+            ids, _, _ = _tokens(self.tokenizer, text)
+        else:
+            try:
+                ids = self.tokenizer.apply_chat_template(list(text), add_generation_prompt=True, return_dict=False)
+            except Exception as error:  # whatever a template or its engine raises
+                raise InvalidInputError(
+                    f"the chat template does not take these messages: {first_line(error)}",
+                    "give messages with role and content, in the order that the model was trained with",
+                ) from error
+        if not ids:
+            raise _no_token()
+        found = self._picked(ids)
+        return self.members[found.number], found.ahead
+
+
+def _no_token() -> InvalidInputError:
+    return InvalidInputError("the text has no token", 'give some: reg route moe/ "def add(a, b):"')
 
 
 def _tokens(tokenizer: Any, text: str) -> tuple[list[int], list[str], list[bool]]:

@@ -6,7 +6,8 @@ from anywhere, so it is checked before torch or transformers read it.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,6 +34,23 @@ POSITIVE = Kind("a finite number, more than 0", lambda value: _is_number(value) 
 FACTOR = maybe(Kind("a finite number other than 0", lambda value: _is_number(value) and value != 0))
 
 
+@dataclass(frozen=True)
+class Picked:
+    """The member that goes on with a text.
+
+    Attributes:
+        number: its place among the members.
+        ahead: nats a token by which the evidence of it is above that of the next; None where no token tells.
+    """
+
+    number: int
+    ahead: float | None
+
+
+Picker = Callable[[Sequence[int]], Picked]
+"""Picks the member of a text's tokens (CheckpointError: the model does not know one)."""
+
+
 class SequenceHost(ABC):
     """A kind of folder whose modelling file is built on `modeling_sequences`."""
 
@@ -45,8 +63,8 @@ class SequenceHost(ABC):
         class_name = [family_of(dense).class_name] if dense else []
         return [modelling_file(path, *class_name) for path in self.files]
 
-    def pick(self, folder: Path, config: Mapping[str, Any], ids: Sequence[int]) -> int | None:
-        """Return the member that goes on with a text, by its tokens alone; None if the model must run to tell.
+    def picker(self, folder: Path, config: Mapping[str, Any]) -> Picker | None:
+        """Return what picks the member of a text by its tokens alone; None if the model must run to tell.
 
         `config` is a checked config.json (CheckpointError: the tensors of the folder are of other shapes).
         """

@@ -1,11 +1,7 @@
-"""The application, the routes to all pages, and its HTTP server on this machine's loopback address."""
+"""The application, and the routes to all pages."""
 
-import errno
-import os
-import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,9 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
 
-from registry.errors import StorageError
 from registry.registry import Registry
 from registry.ui.comparison import side_by_side
 from registry.ui.composer.compose_page import composer, preview
@@ -28,12 +22,6 @@ from registry.ui.jobs import Jobs
 from registry.ui.overview import log, overview
 from registry.ui.site import Page, Site
 from registry.ui.versions import comparison, opting_out, version
-
-if TYPE_CHECKING:
-    import uvicorn
-
-ADDRESS = "127.0.0.1"
-SHUTDOWN_SECONDS = 1  # seconds that running requests may take after the server is asked to stop
 
 PAGES: dict[str, Page] = {
     "/": overview,
@@ -80,31 +68,3 @@ def make_app(
         middleware=[Middleware(Guard, access=access)],
         exception_handlers={HTTPException: failed},
     )
-
-
-def listen(port: int) -> socket.socket:
-    """Return a socket on this machine's loopback address; port 0 is any free one (StorageError: it cannot be used)."""
-    try:
-        return socket.create_server((ADDRESS, port), backlog=64)
-    except OSError as error:
-        why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used: {os.strerror(error.errno or 0)}"
-        raise StorageError(f"port {port} {why}", "choose another one, or any free one: reg ui --port 0") from error
-
-
-def server(app: ASGIApp) -> "uvicorn.Server":
-    """Return the server of `app`; run it with `server(app).run(sockets=[listen(port)])`."""
-    import uvicorn
-
-    config = uvicorn.Config(
-        app,
-        http="h11",
-        ws="none",
-        loop="asyncio",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-    )
-    return uvicorn.Server(config)

@@ -12,7 +12,6 @@ a page of this server (Origin) and hold a value that only a browser with the coo
 
 import hashlib
 import hmac
-import re
 import secrets
 from html import escape
 from urllib.parse import quote, urlencode
@@ -23,9 +22,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from registry.errors import RegError
-
-HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
-"""Accepted Host headers, with any port, since a tunnel (`ssh -L`) may use another one."""
+from registry.io.http_server import LOCAL_HOST
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -113,7 +110,7 @@ class Guard:
 def _refusal(scope: Scope, headers: Headers, *, may_post: bool) -> tuple[int, str] | None:
     """Return status and reason if a request is rejected, else None."""
     hosts = headers.getlist("host")
-    if len(hosts) != 1 or not HOST.fullmatch(hosts[0]):
+    if len(hosts) != 1 or not LOCAL_HOST.fullmatch(hosts[0]):
         return 421, "these pages are only for this machine: open them as http://localhost:PORT/"
     if may_post and scope["method"] not in ("GET", "HEAD"):
         own = headers.getlist("origin") == [f"http://{hosts[0].lower()}"]

@@ -157,6 +157,15 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("code --yes --receipt text.txt", "text.txt exists"),
     ],
     "receipt": [("verify nosuch.json", "nosuch.json is not a file")],
+    "serve": [
+        ("--tokens nosuch.txt", "nosuch.txt is not a file"),
+        ("--recipe nosuch.yaml", "nosuch.yaml is not a file"),
+        ("--host 0.0.0.0", "0.0.0.0 can be reached from elsewhere", "add --tokens FILE"),
+    ],
+    "gateway": [
+        ("nosuch --server http://x", "nosuch is not a folder"),
+        ("model --server http://x", "model holds a dense model, of type llama"),
+    ],
     "sign": [("nosuch --key text.txt", "nosuch does not exist")],
     "verify-signature": [("nosuch --signers text.txt", "nosuch does not exist")],
     "show": [

@@ -1,4 +1,4 @@
-from .pick import pick as pick
+from .pick import AdapterPicker as AdapterPicker
 from .plan import added_parameters as added_parameters
 from .plan import base_of as base_of
 from .plan import config as config

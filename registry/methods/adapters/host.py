@@ -1,14 +1,14 @@
 """Folders of low-rank experts: the dense class with a `LowRank` for each layer that an expert changed."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from registry.errors import CheckpointError
 from registry.io.untrusted import COUNT, LABEL, OBJECT, Kind, list_of, some_fields
 from registry.methods import adapters
-from registry.runtime.sequence_hosts import HINT, SequenceHost
+from registry.runtime.sequence_hosts import HINT, Picker, SequenceHost
 
 ADAPTERS = "adapters_"
 """Prefix of the `model_type`, before that of the dense model."""
@@ -49,8 +49,8 @@ class AdaptersHost(SequenceHost):
     model_type = ADAPTERS
     files = (MODELLING_FILE,)
 
-    def pick(self, folder: Path, config: Mapping[str, Any], ids: Sequence[int]) -> int | None:
-        return adapters.pick(folder, config, ids)
+    def picker(self, folder: Path, config: Mapping[str, Any]) -> Picker:
+        return adapters.AdapterPicker(folder, config)
 
     def check(self, config: Mapping[str, Any], where: str) -> None:
         keys = some_fields(config, _KEYS, where, hint=HINT, optional=_LATER)

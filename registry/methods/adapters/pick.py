@@ -1,71 +1,97 @@
 """The expert of a text in a folder of adapters, by its tokens alone: no model is loaded."""
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import and_
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from registry.checkpoint.model_files import read_headers, weight_files, weight_source
 from registry.errors import CheckpointError
 from registry.io.torch_blocks import read_tensor
 from registry.maths.context.prefix import context_scores, prefix_means
-from registry.runtime.sequence_hosts import HINT
+from registry.runtime.sequence_hosts import HINT, Picked
 
 TIE = 1e-9
 """Nats by which the member of what nobody knows is ahead where evidence is alike, as in the modelling file."""
 
 
-def pick(folder: Path, config: Mapping[str, Any], ids: Sequence[int]) -> int:
-    """Return the number of the expert of the last of some tokens, as the folder's model chooses it.
+class AdapterPicker:
+    """Picks the expert of the last of some tokens, as the folder's model chooses it.
 
-    `config` is its checked config.json (CheckpointError: evidence and thresholds are not those of its members, or a
-    token is not in its vocabulary).
+    Shapes: V tokens of the vocabulary, E members, T tokens of a text.
     """
-    stored, experts = read_headers(weight_files(folder)), len(config["members"])
-    expected: dict[str, tuple[int, ...]] = {
-        "evidence": (config["vocab_size"], experts),
-        "thresholds": (experts, experts),
-    }
-    pairs = config.get("context_pairs") or 0
-    expected |= dict.fromkeys(("pairs", "pair_experts", "pair_evidence"), (pairs,)) if pairs else {}
-    tensors: dict[str, Tensor] = {}
-    for name, shape in expected.items():
-        if name not in stored or stored[name].shape != shape:
-            raise CheckpointError(f"{folder} has no {name} of shape {list(shape)}", HINT)
-        tensors[name] = read_tensor(weight_source(name, stored[name], str(folder)))
-    if max(ids) >= len(tensors["evidence"]):
-        raise CheckpointError(f"{folder}: its tokenizer gives token {max(ids)}, which its model does not know", HINT)
-    nobody, prefix, turns = (config.get(f"context_{name}") for name in ("nobody", "prefix", "turns"))
-    start = sum(accumulate((a == b for a, b in zip(ids, prefix or [], strict=False)), and_))
-    told = [at for at in range(start, len(ids)) if not _is_turn(ids, at, turns or [])]
-    if not told:
-        return nobody or 0
-    past, text = torch.arange(len(told), dtype=torch.float64), torch.arange(len(told))[None]
-    plain = tensors["evidence"][[ids[at] for at in told]].double()  # of each token of the text
-    evidence = plain.clone()
-    for number, (before, at) in enumerate(zip([-1, *told], told, strict=False)):
-        if pairs and before == at - 1 >= 0:
-            key = ids[before] * config["vocab_size"] + ids[at]
-            first, last = (int(torch.searchsorted(tensors["pairs"], key, right=right)) for right in (False, True))
-            added = torch.zeros(experts)
-            added[tensors["pair_experts"][first:last].long()] = tensors["pair_evidence"][first:last]
-            evidence[number] += (added - added.mean()).double()
 
-    def means(window: float, evidence: Tensor) -> Tensor:
-        weights = torch.exp(-past / window) if window else torch.ones_like(past)
-        return prefix_means(text, torch.ones_like(text, dtype=torch.bool), evidence, weights)[0, -1:]
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        """Read the evidence of a folder by its checked config.json (CheckpointError: it is not that of its members)."""
+        self._folder, self._config = folder, config
+        stored, self._experts = read_headers(weight_files(folder)), len(config["members"])
+        expected: dict[str, tuple[int, ...]] = {
+            "evidence": (config["vocab_size"], self._experts),
+            "thresholds": (self._experts, self._experts),
+        }
+        self._count = config.get("context_pairs") or 0
+        if self._count:
+            expected |= dict.fromkeys(("pairs", "pair_experts", "pair_evidence"), (self._count,))
+        self._tensors: dict[str, Tensor] = {}
+        for name, shape in expected.items():
+            if name not in stored or stored[name].shape != shape:
+                raise CheckpointError(f"{folder} has no {name} of shape {list(shape)}", HINT)
+            self._tensors[name] = read_tensor(weight_source(name, stored[name], str(folder)))
 
-    scores = means(config["context_window"], evidence)
-    if config["context_fast"]:
-        fast, limits = means(config["context_fast"], plain), tensors["thresholds"].double()
-        scores = context_scores(scores, fast, limits, config["context_alarm"])
-    if nobody is not None:
-        scores[0, nobody] += TIE
-    return int(scores[0].argmax())
+    def __call__(self, ids: Sequence[int]) -> Picked:
+        """Return the expert of the last of some tokens (CheckpointError: a token is not in the vocabulary)."""
+        config = self._config
+        if max(ids) >= len(self._tensors["evidence"]):
+            raise CheckpointError(
+                f"{self._folder}: its tokenizer gives token {max(ids)}, which its model does not know", HINT
+            )
+        nobody, prefix, turns = (config.get(f"context_{name}") for name in ("nobody", "prefix", "turns"))
+        start = sum(accumulate((a == b for a, b in zip(ids, prefix or [], strict=False)), and_))
+        told = [at for at in range(start, len(ids)) if not _is_turn(ids, at, turns or [])]
+        if not told:
+            return Picked(nobody or 0, None)
+        scores = self._scores(ids, told)
+        if nobody is not None:
+            scores[nobody] += TIE
+        number = int(scores.argmax())
+        next_best = scores.topk(min(2, self._experts)).values[-1]
+        return Picked(number, float(scores[number] - next_best))
+
+    def _scores(self, ids: Sequence[int], told: Sequence[int]) -> Float[Tensor, "E"]:
+        """Return what the model compares at the last token, of the tokens at the places `told`."""
+        config, text = self._config, torch.arange(len(told))[None]
+        past = torch.arange(len(told), dtype=torch.float64)
+        plain = self._tensors["evidence"][[ids[at] for at in told]].double()  # (T, E), of each token of the text
+        evidence = plain.clone()
+        if self._count:
+            self._add_pairs(evidence, ids, told)
+
+        def means(window: float, evidence: Float[Tensor, "T E"]) -> Float[Tensor, "1 E"]:
+            weights = torch.exp(-past / window) if window else torch.ones_like(past)
+            return prefix_means(text, torch.ones_like(text, dtype=torch.bool), evidence, weights)[0, -1:]
+
+        scores = means(config["context_window"], evidence)
+        if config["context_fast"]:
+            fast, limits = means(config["context_fast"], plain), self._tensors["thresholds"].double()
+            scores = context_scores(scores, fast, limits, config["context_alarm"])
+        return scores[0]
+
+    def _add_pairs(self, evidence: Float[Tensor, "T E"], ids: Sequence[int], told: Sequence[int]) -> None:
+        """Add what each token tells beside the one before it, where both are told."""
+        rows = [row for row, (before, at) in enumerate(pairwise(told), 1) if before == at - 1]
+        size = self._config["vocab_size"]
+        keys = torch.tensor([ids[told[row] - 1] * size + ids[told[row]] for row in rows], dtype=torch.int64)
+        first, last = (torch.searchsorted(self._tensors["pairs"], keys, right=right) for right in (False, True))
+        for row, begin, end in zip(rows, first.tolist(), last.tolist(), strict=True):
+            added = torch.zeros(self._experts)
+            added[self._tensors["pair_experts"][begin:end].long()] = self._tensors["pair_evidence"][begin:end]
+            if begin < end:
+                evidence[row] += (added - added.mean()).double()
 
 
 def _is_turn(ids: Sequence[int], at: int, turns: Sequence[Sequence[int]]) -> bool:

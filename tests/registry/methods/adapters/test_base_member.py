@@ -163,9 +163,10 @@ def assert_template_is_no_evidence(folder: Path, model: Any) -> None:
     assert [found[number] for number in own] != alone  # the test can fail
     model.config.context_turns = between
     config = json.loads((folder / "config.json").read_text())
+    pick = adapters.AdapterPicker(folder, config)
     for ids in (before + words, talk):
         for number in range(1, len(ids) + 1):
-            assert adapters.pick(folder, config, ids[:number]) == experts(model, ids[:number])[-1]
+            assert pick(ids[:number]).number == experts(model, ids[:number])[-1]
 
 
 def test_base_model_without_a_template_writes_plain_text(zoo: Zoo, tmp_path: Path) -> None:

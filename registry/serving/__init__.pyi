@@ -1,0 +1,3 @@
+from .gateway import Gateway as Gateway
+from .hub_api import hub_app as hub_app
+from .repositories import Repositories as Repositories
