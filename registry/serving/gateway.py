@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -20,6 +21,7 @@ from starlette.routing import Route
 from registry.composition.route import ExpertPicker
 from registry.errors import InvalidInputError, RegError, StorageError, first_line
 from registry.io.limits import JSON_BYTES
+from registry.serving.hub_api import Allowed
 
 EXPERT, REASON = "X-Reg-Expert", "X-Reg-Reason"
 """Headers of an answer: the expert that was picked, and why."""
@@ -67,7 +69,8 @@ class Gateway:
     def app(self) -> Starlette:
         """Return the application."""
         prompts = [Route(path, self._routed, methods=["POST"]) for path in _PROMPTS]
-        return Starlette(routes=[*prompts, Route("/{path:path}", self._passed, methods=["GET"])])
+        routes = [*prompts, Route("/{path:path}", self._passed, methods=["GET"])]
+        return Starlette(routes=routes, middleware=[Middleware(Allowed, tokens=())])
 
     def chosen(self, path: str, body: Mapping[str, Any]) -> tuple[str, str]:
         """Return the expert of a request and why (InvalidInputError: its prompt cannot be read)."""

@@ -48,11 +48,11 @@ def hub_app(repositories: Repositories, tokens: Collection[str] = ()) -> Starlet
     ]
     return Starlette(
         routes=[Route(path, _answering(answer), methods=["GET", "HEAD"]) for path, answer in routes],
-        middleware=[Middleware(_Allowed, tokens=tokens)],
+        middleware=[Middleware(Allowed, tokens=tokens)],
     )
 
 
-class _Allowed:
+class Allowed:
     """Middleware that answers requests with a known token, or where there are none those from this machine."""
 
     def __init__(self, app: ASGIApp, tokens: Collection[str]) -> None:
@@ -68,7 +68,7 @@ class _Allowed:
         if not self._tokens:
             if LOCAL_HOST.fullmatch(request.headers.get("host", "")):
                 return None
-            return refused(421, "this server is only for this machine: HF_ENDPOINT=http://127.0.0.1:PORT")
+            return refused(421, "this server is only for this machine: ask http://127.0.0.1:PORT")
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         known = [hmac.compare_digest(given.encode(), token) for token in self._tokens]
         if scheme.lower() == "bearer" and any(known):

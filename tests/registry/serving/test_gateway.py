@@ -157,7 +157,8 @@ def test_an_answer_is_streamed(gateway: str, adapters: Adapters) -> None:
         assert answer.read() == b"data: [DONE]\n\n"
 
 
-def test_other_paths_are_passed_on(gateway: str) -> None:
+def test_other_paths_are_passed_on_to_this_machine_alone(gateway: str) -> None:
+    assert ask(gateway, "/v1/models", None, Host="rebound.example")[0] == 421
     assert ask(gateway, "/v1/models?limit=3", None)[2]["path"] == "/v1/models?limit=3"
 
 
