@@ -19,4 +19,7 @@ from .recipe_file import read_recipe as read_recipe
 from .recipe_file import write_recipe as write_recipe
 from .reproduce import Reproduction as Reproduction
 from .reproduce import reproduce_folder as reproduce_folder
+from .suggestion.suggest import SuggestedExpert as SuggestedExpert
+from .suggestion.suggest import Suggestion as Suggestion
+from .suggestion.suggest import suggest_experts as suggest_experts
 from .trained_history import trained_biases as trained_biases

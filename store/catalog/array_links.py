@@ -1,6 +1,7 @@
 """The catalog's arrays, and their links to versions and to trained compositions."""
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 
 from sqlalchemy import CompoundSelect, Select, delete, select, union
 from sqlalchemy.orm import Session
@@ -27,6 +28,19 @@ class ArrayLinks(Transactions):
         )
         with self._reading() as session:
             return [_link(role, name, row) for role, name, row in session.execute(query)]
+
+    def statistics_named(self, names: Collection[str]) -> dict[int, list[ArrayLink]]:
+        """Return the id of each version → those of its arrays of statistics that have one of some names."""
+        query = (
+            select(VersionArray.version_id, VersionArray.role, VersionArray.name, Array)
+            .join(Array, Array.digest == VersionArray.digest)
+            .where(VersionArray.role == "statistics", VersionArray.name.in_(names))
+        )
+        found = defaultdict[int, list[ArrayLink]](list)
+        with self._reading() as session:
+            for number, role, name, row in session.execute(query):
+                found[number].append(_link(role, name, row))
+        return dict(found)
 
     def trained_arrays(self, composition: str) -> list[ArrayLink]:
         """Return the arrays of a trained composition, sorted by name; empty of others, and once a member is purged."""

@@ -1,0 +1,135 @@
+"""Suggested experts for a text: one by one those that lower its predicted loss most, by counts of tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from registry.calibration import Corpus, random_places
+from registry.composition.compatibility import leading
+from registry.composition.compose import plan_composition
+from registry.composition.suggestion.candidates import Candidates, find_candidates
+from registry.composition.taken_files import taken_files
+from registry.errors import CalibrationError, InvalidInputError
+from registry.io.display import size
+from registry.maths.context.text_costs import losses_with, text_costs
+from registry.member import load_member
+from registry.runtime.loading import load_tokenizer
+from registry.workspace import PathLike, Workspace
+
+TOKENS = 32_768
+"""Tokens of a text that are read, at most, at places spread over all of it."""
+
+PIECE = 64
+"""Tokens of a piece, which goes to one expert: about as many as the recent text that routers weigh."""
+
+LEAST_GAIN = 0.03
+"""Nats a token by which an expert has to lower the predicted loss."""
+
+STRANGE = 0.25
+"""Nats a token, beyond what an expert's own text costs, from which text is not of its kind."""
+
+LEAST_KNOWN = 0.1
+"""Least share of a text that experts know, unless it is nobody's."""
+
+
+@dataclass(frozen=True)
+class SuggestedExpert:
+    """An expert that is suggested for a text."""
+
+    name: str  # its name
+    ref: str  # its version
+    share: float  # share of the text that is predicted to go to it
+    loss: float  # predicted loss with it and those before it, in nats a token, of counts alone
+    beyond: float  # nats a token that its share costs more than its own text
+    knows: bool  # true if its share is text of its kind
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """The experts that are suggested for a text."""
+
+    experts: tuple[SuggestedExpert, ...]  # in the order in which they were chosen
+    tokens: int  # tokens of the text that were read
+    left_out: tuple[str, ...]  # a line on each expert that could not be chosen, which says why
+
+    @property
+    def known(self) -> float:
+        """Share of the text that goes to experts that know it."""
+        return sum(expert.share for expert in self.experts if expert.knows)
+
+    @property
+    def nobody(self) -> bool:
+        """True if no expert knows the text: those that are suggested are the nearest."""
+        return self.known < LEAST_KNOWN
+
+    def document(self) -> dict[str, Any]:
+        """Return every figure as `--json` shows it."""
+        return vars(self) | {"known": self.known, "nobody": self.nobody}
+
+
+def suggest_experts(
+    workspace: Workspace,
+    files: Sequence[PathLike],
+    *,
+    budget: int | None = None,
+    max_bytes: int | None = None,
+    must: Sequence[str] = (),
+    without: Sequence[str] = (),
+) -> Suggestion:
+    """Choose experts for a text (arguments and errors as `Registry.suggest`)."""
+    fewest = max(1, len(must))
+    if budget is not None and budget < fewest:
+        raise InvalidInputError(f"the budget is {budget}, it must be {fewest} or more", f"give --budget {fewest}")
+    found = find_candidates(workspace, must, without)
+    refs = [member.version.ref for member in found.members]
+    chosen = [refs.index(workspace.resolve(ref).ref) for ref in must]
+    ids, keep = _pieces(workspace, [Path(file) for file in files], found)
+    every, lengths, own = text_costs(ids, keep, found.counts)
+    costs, bases = every[:, : len(refs)], every[:, len(refs) :]
+    losses = [float(losses_with(costs, lengths, chosen[:count])[number]) for count, number in enumerate(chosen)]
+    while len(chosen) < min(len(refs), budget or len(refs)):
+        after = losses_with(costs, lengths, chosen)
+        best = int(after.argmin())
+        if chosen and losses[-1] - float(after[best]) < LEAST_GAIN:
+            break
+        chosen.append(best)
+        losses.append(float(after[best]))
+    while max_bytes is not None:
+        names = [refs[number] for number in chosen]
+        if (needed := plan_composition(workspace, names).nbytes) <= max_bytes:
+            break
+        if len(chosen) == fewest:
+            weights = f"their default mixture has at least {size(needed)} of weights"
+            raise InvalidInputError(f"{', '.join(names)} do not fit into {size(max_bytes)}: {weights}", "allow more")
+        del chosen[-1]
+    mine = costs[:, chosen].argmin(dim=1)  # the place of each piece's expert
+    experts = []
+    for place, number in enumerate(chosen):
+        part = lengths * (mine == place)
+        total = float(part.sum())
+        beyond = float(part @ costs[:, number]) / max(total, 1.0) - float(own[number])
+        is_ahead = all(float(part @ (costs[:, number] - base)) < 0 for base in bases.T)
+        knows = total > 0 and beyond < STRANGE and is_ahead
+        share = total / float(lengths.sum())
+        experts.append(SuggestedExpert(found.members[number].name, refs[number], share, losses[place], beyond, knows))
+    return Suggestion(tuple(experts), int(lengths.sum()), found.left_out)
+
+
+def _pieces(workspace: Workspace, files: Sequence[Path], found: Candidates) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return pieces of a text, and where their tokens are evidence (CalibrationError: there is no text)."""
+    lead = load_member(workspace, leading(found.members).version)
+    with TemporaryDirectory() as name:
+        for file, data in (taken_files((lead,), lead) | {"config.json": lead.file("config.json")}).items():
+            (Path(name) / file).write_bytes(data)
+        tokenizer = load_tokenizer(Path(name))
+    corpus = Corpus(files, tokenizer)
+    text = random_places(corpus, tokenizer, tokens=TOKENS, seq_len=PIECE, seed=0)
+    keep = text.keep & ~torch.isin(text.ids, torch.tensor(found.special, dtype=torch.int32))
+    keep = keep if text.written is None else keep & text.written
+    if not keep.any():
+        raise CalibrationError(f"{corpus.label} holds no text to be like", "give --like a file of documents")
+    return text.ids[keep.any(dim=1)], keep[keep.any(dim=1)]
