@@ -50,6 +50,7 @@ CALLS: dict[str, tuple[str, str]] = {
     "compose": (f"{_PAIR} --out made", "--experts nosuch --out made"),
     "instantiate": ("base --like text.txt --out made", "nosuch --like text.txt --out made"),
     "preview": (_PAIR, "--experts nosuch"),
+    "suggest": ("--like text.txt", "--like nosuch.txt"),
     "train-expert": ("new --base base --data text.txt", "new --base base --data nosuch.txt"),
     "train-soup": (
         "new --base base --domains a=text.txt --domains b=text.txt --experts 1",

@@ -139,6 +139,7 @@ reg preview | object | The predicted routing of a composition.
   by_tokens | list of registry.composition.preview.PreviewedLength + accuracy | With --router context, the prediction by
       number of tokens read; else empty.
   notes | list of text | Limits of the prediction.
+reg suggest | registry.composition.suggestion.suggest.Suggestion + known + nobody
 reg train-expert | object | The expert that was trained.
   version | version or null | A registered version.
   out | text or null | The folder that was written, with --out.

@@ -88,6 +88,7 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
             work / "mlps",
         )
         run("train-router", work / "ridge", "--data", "math", "--steps", 1, "--seq-len", 32, "--out", work / "trained")
+        run("suggest", "--like", zoo.test["math"])
         run("preview", "--experts", "math,code")
         run("preview", "--experts", "math,code", "--router", "ridge")
         run("evaluate", moe, *text)

@@ -93,6 +93,11 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("base --like nosuch.txt --out x", "nosuch.txt is not a file"),
     ],
     "preview": [("--experts code,nosuch", "no expert 'nosuch'")],
+    "suggest": [
+        ("--like nosuch.txt", "nosuch.txt is not a file"),
+        ("--like text.txt --must nosuch", "no expert 'nosuch'"),
+        ("--like text.txt --without base", "base is a base model, not an expert"),
+    ],
     "train-expert": [
         ("x --base nosuch --data text.txt", "there is no base model 'nosuch'"),
         ("x --base base --data nosuch.txt", "nosuch.txt is not a file"),
