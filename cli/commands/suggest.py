@@ -10,6 +10,7 @@ from cli.option_groups import command
 from cli.options import Size, files, integer, option, split
 from cli.output import done, is_quiet, next_step, note, print_line, print_table, printed_json
 from cli.session import Session, pass_session
+from registry.io.display import few
 
 
 @command("reg suggest --like mine.jsonl", "reg suggest --like mine.jsonl --budget 3 --must math --without code")
@@ -43,8 +44,8 @@ def suggest(session: Session, /, like: tuple[Path, ...], **settings: Any) -> Non
         done(",".join(refs))
         return
     print_table(("expert", "share of the text", "loss with it", "beyond its own text", "knows it"), rows)
-    for line in found.left_out:
-        note(f"not chosen from: {line}")
+    if found.left_out:
+        note(f"not compared: {few(list(found.left_out))}")
     if not found.nobody:
         next_step(composing(refs))
         return

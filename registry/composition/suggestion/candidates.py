@@ -66,7 +66,8 @@ def find_candidates(workspace: Workspace, must: Sequence[str], without: Sequence
         try:
             is_alike = member.content["tokenizer"] == lead.content["tokenizer"]  # else their files are compared
             check_compatible([lead, member if is_alike else load_member(workspace, member.version)])
-            counts.append(_evidence(member, special))
+            with workspace.reading(member.version):
+                counts.append(_evidence(member, special))
         except IncompatibleError as error:
             if member.name in needed:
                 raise

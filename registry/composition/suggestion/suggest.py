@@ -27,10 +27,19 @@ PIECE = 64
 """Tokens of a piece, which goes to one expert: about as many as the recent text that routers weigh."""
 
 LEAST_GAIN = 0.03
-"""Nats a token by which an expert has to lower the predicted loss."""
+"""Nats a token by which an expert has to lower the predicted loss.
 
-STRANGE = 0.25
-"""Nats a token, beyond what an expert's own text costs, from which text is not of its kind."""
+*Measured* on six experts: one that is not needed gains 0.02 at most here, and raises the perplexity of their mixture by
+2 to 6 %, as it has a part in what all share.
+"""
+
+STRANGE = 0.3
+"""Nats a token, beyond what an expert's own text costs, from which text is not of its kind.
+
+*Measured* on six experts and seven domains: test text of its own domain costs 0.00 to 0.15 more, in turn with others
+0.28 at most, that of a near domain 0.11 to 0.18 (of which the expert knows more than the base model does), and all
+other 0.37 or more.
+"""
 
 LEAST_KNOWN = 0.1
 """Least share of a text that experts know, unless it is nobody's."""
@@ -111,7 +120,7 @@ def suggest_experts(
     for place, number in enumerate(chosen):
         part = lengths * (mine == place)
         total = float(part.sum())
-        beyond = float(part @ costs[:, number]) / max(total, 1.0) - float(own[number])
+        beyond = float(part @ costs[:, number]) / total - float(own[number]) if total else 0.0
         is_ahead = all(float(part @ (costs[:, number] - base)) < 0 for base in bases.T)
         knows = total > 0 and beyond < STRANGE and is_ahead
         share = total / float(lengths.sum())
