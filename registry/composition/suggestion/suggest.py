@@ -77,7 +77,8 @@ class Suggestion:
 
     def document(self) -> dict[str, Any]:
         """Return every figure as `--json` shows it."""
-        return vars(self) | {"known": self.known, "nobody": self.nobody}
+        experts = [vars(expert) for expert in self.experts]
+        return vars(self) | {"experts": experts, "known": self.known, "nobody": self.nobody}
 
 
 def suggest_experts(
