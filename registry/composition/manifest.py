@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from uuid import NAMESPACE_URL, uuid5
 
 from registry.composition.card import CARD, without_additions
 from registry.composition.recipe.fields import FROM_BASE, problem_of_copies, target_of
@@ -17,9 +18,9 @@ from registry.composition.recipe.fields import removed as removed_fields
 from registry.composition.recipe.recipe import DOCUMENT_FORMAT, Recipe
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError
 from registry.io.limits import JSON_BYTES
-from registry.io.model_folder import MARKER, SIGNATURES, require_composed
-from registry.io.tree_digest import digest_like
-from registry.io.untrusted import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, json_object, maybe, read_small
+from registry.io.model_folder import BOM, MARKER, UNLISTED, require_composed
+from registry.io.tree_digest import PREFIX, digest_like, tree_and_sha256
+from registry.io.untrusted import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, json_object, maybe, own_file, read_small
 from registry.names.reference import check_name, copy_name
 from registry.progress import Advance, Progress
 from store.digest import json_digest
@@ -150,7 +151,8 @@ def _is_of_copies(manifest: CompositionManifest) -> bool:
 
 COMPOSE_AGAIN = "compose it again: reg compose --experts … --out DIR"
 
-_APART = (".gitattributes", *SIGNATURES)
+_APART = (".gitattributes", *UNLISTED)
+_NOT_ITS_OWN = "is not of this composition"  # said of a bill of materials
 _HUB = (".cache/huggingface/", ".git/")
 """Folders that a download from the Hub leaves behind."""
 
@@ -203,7 +205,7 @@ class ComposedFolder:
 
     @cached_property
     def paths(self) -> dict[str, Path]:
-        """Relative path → path of every file of the folder and link, but for signatures and what downloads leave."""
+        """Relative path → path of every file of the folder and link, but for those apart and what downloads leave."""
         paths = (path for path in self.path.rglob("*") if path.is_symlink() or not path.is_dir())
         found = {path.relative_to(self.path).as_posix(): path for path in paths}
         return {name: path for name, path in found.items() if name not in _APART and not name.startswith(_HUB)}
@@ -213,6 +215,10 @@ class ComposedFolder:
         if not self.files or json_digest(self.document) != self.digest:
             yield f"{self.path / MARKER} was changed since it was written"
             return
+        try:
+            self.bom()
+        except CheckpointError as error:
+            yield error.message
         files, paths = self.files, self.paths
         total = sum(path.stat().st_size for path in paths.values() if path.is_file())
         with progress("checking", total, "B") as advance:
@@ -229,7 +235,38 @@ class ComposedFolder:
     def check(self, progress: Progress, hint: str = COMPOSE_AGAIN) -> None:
         """Check that there are no `problems` (CheckpointError: there are problems; the message is the first one)."""
         for problem in self.problems(progress):
-            raise CheckpointError(problem, hint)
+            raise CheckpointError(problem, self._again if problem.endswith(_NOT_ITS_OWN) else hint)
+
+    def sha256(self, progress: Progress, hint: str = COMPOSE_AGAIN) -> dict[str, str]:
+        """Return file → SHA-256; files of weights are read for it, and compared (CheckpointError: one was changed)."""
+        sizes = {name: (self.path / name).stat().st_size for name in self.files}
+        digests = dict(self.files)
+        trees = {name: digest for name, digest in digests.items() if digest.startswith(PREFIX)}
+        with progress("hashing", sum(sizes[name] for name in trees), "B") as advance:
+            for name, known in trees.items():
+                tree, digests[name] = tree_and_sha256(self.path / name, advance)
+                if tree != known:
+                    raise CheckpointError(f"{self.path / name} was changed since it was written", hint)
+        return digests
+
+    @property
+    def serial_number(self) -> str:
+        """The serial number of its bill of materials: a UUID, by its digest."""
+        return uuid5(NAMESPACE_URL, f"sha256:{self.digest}").urn
+
+    @property
+    def _again(self) -> str:
+        return f"delete it, then: reg bom {self.path}"
+
+    def bom(self) -> bytes | None:
+        """Return its bill of materials, if it has one (CheckpointError: the file is of something else, or a link)."""
+        path = own_file(self.path, BOM)
+        if path is None:
+            return None
+        data = read_small(path, JSON_BYTES)
+        if json_object(data, str(path)).get("serialNumber") != self.serial_number:
+            raise CheckpointError(f"{path} {_NOT_ITS_OWN}", self._again)
+        return data
 
     @property
     def card(self) -> bytes:

@@ -9,7 +9,7 @@ from registry.composition import Plan
 from registry.composition.card import CARD, license_of, licenses_of, with_additions
 from registry.composition.licenses import check_spelling, roll_up
 from registry.composition.manifest import ComposedFolder
-from registry.errors import CheckpointError, InvalidInputError
+from registry.errors import InvalidInputError
 from registry.evaluation.stored import widest
 from registry.hub import expert_files
 from registry.hub.card_additions import languages_of, metadata, page, source_of
@@ -18,8 +18,7 @@ from registry.hub.target import Commit, Outgoing, Pushed, Target
 from registry.hub.upload import check_account, upload
 from registry.io.disk import file_digest
 from registry.io.limits import JSON_BYTES
-from registry.io.model_folder import MARKER, SIGNATURES
-from registry.io.tree_digest import PREFIX, tree_and_sha256
+from registry.io.model_folder import MARKER, UNLISTED
 from registry.io.untrusted import own_file, read_small
 from registry.io.work_dirs import temporary_folder
 from registry.member import load_member
@@ -51,9 +50,9 @@ def push(
     files = _outgoing(workspace, composed, target.repo_id.rpartition("/")[2], license_id)
     if sign is not None:
         sign(composed)
-    for name in SIGNATURES:
-        if (signature := own_file(composed.path, name)) is not None:  # no link to a secret: nothing lists its digest
-            files[name] = Outgoing.of(read_small(signature, JSON_BYTES))
+    for name in UNLISTED:
+        if (found := own_file(composed.path, name)) is not None:  # no link to a secret: nothing lists its digest
+            files[name] = Outgoing.of(read_small(found, JSON_BYTES))
     if not workspace.catalog.has_composition(digest):
         remark(workspace.progress, f"{folder} was not composed in this registry: no receipt will list this push")
     names = ", ".join(member.name for member in composed.manifest.members)
@@ -129,7 +128,8 @@ def _outgoing(workspace: Workspace, composed: ComposedFolder, name: str, license
         remark(workspace.progress, left_out)
     evaluation = widest(workspace.catalog.evaluations(composed.digest), [member.name for member in manifest.members])
     sources = [source_of(workspace.catalog, version) for version in versions]
-    outgoing_files = {path: Outgoing(folder / path, sha256) for path, sha256 in _sha256(composed, workspace).items()}
+    digests = composed.sha256(workspace.progress, RECOMPOSE)
+    outgoing_files = {path: Outgoing(folder / path, sha256) for path, sha256 in digests.items()}
     outgoing_files[MARKER] = Outgoing.of(composed.data)
     if CARD in files:
         extra = metadata(name, sources, languages_of(versions), license_id, evaluation)
@@ -137,20 +137,6 @@ def _outgoing(workspace: Workspace, composed: ComposedFolder, name: str, license
         added = page(sources, evaluation, audits) if sources else ""
         outgoing_files[CARD] = Outgoing.of(with_additions(card, extra, added))
     return outgoing_files
-
-
-def _sha256(composed: ComposedFolder, workspace: Workspace) -> dict[str, str]:
-    """Return file → SHA-256, which the Hub wants; files of weights are read for it (CheckpointError: changed)."""
-    sizes = {name: (composed.path / name).stat().st_size for name in composed.files}
-    digests = dict(composed.files)
-    trees = {name: digest for name, digest in digests.items() if digest.startswith(PREFIX)}
-    with workspace.progress("hashing", sum(sizes[name] for name in trees), "B") as advance:
-        for name, known in trees.items():
-            path = composed.path / name
-            tree, digests[name] = tree_and_sha256(path, advance)
-            if tree != known:
-                raise CheckpointError(f"{path} was changed since it was written", RECOMPOSE)
-    return digests
 
 
 def _check_license(own: str | None, chosen: str | None, versions: Sequence[VersionRecord], subject: str) -> None:

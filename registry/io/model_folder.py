@@ -29,7 +29,10 @@ ONE_FILE_BYTES = 10**9
 INDEX = "model.safetensors.index.json"
 MARKER = "composition.json"  # marks a folder as written by this program, which never deletes any other
 SIGNATURE, BUNDLE = f"{MARKER}.sig", "model.sig"  # signatures of SSH and of OpenSSF Model Signing
-SIGNATURES = (SIGNATURE, BUNDLE)  # the files that composition.json does not list
+BOM = "bom.cdx.json"  # the bill of materials
+BOM_SIGNATURE = f"{BOM}.sig"  # that of SSH
+SIGNATURES = (SIGNATURE, BUNDLE, BOM_SIGNATURE)
+UNLISTED = (BOM, *SIGNATURES)  # the files that composition.json does not list
 
 
 @contextmanager
