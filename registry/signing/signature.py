@@ -1,4 +1,7 @@
-"""Signing and verifying: of a folder its `composition.json`, which has the other files' digests; or a receipt."""
+"""Signing and verifying: of a folder its `composition.json`, which has the other files' digests; or a receipt.
+
+The bill of materials of a folder, which `composition.json` does not list, has an SSH signature of its own.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +11,7 @@ from registry.composition.manifest import ComposedFolder
 from registry.errors import CheckpointError, InvalidInputError, SignatureError
 from registry.io.disk import atomic_file
 from registry.io.limits import JSON_BYTES, SIGNER_BYTES
-from registry.io.model_folder import BUNDLE, MARKER, SIGNATURE, signable
+from registry.io.model_folder import BOM, BOM_SIGNATURE, BUNDLE, MARKER, SIGNATURE, signable
 from registry.io.untrusted import json_object, read_small
 from registry.opt_out.receipt import Receipt
 from registry.progress import Progress, silent
@@ -60,7 +63,7 @@ def signer(key: PathLike) -> Callable[[ComposedFolder], Signature]:
     """Return the function that signs a folder whose files were checked (errors of the key as `sign`)."""
     file = Path(key)
     if not bundle.is_private(_read(file, _KEY)):
-        return lambda composed: _sign_bytes(composed.data, composed.path / MARKER, file)
+        return lambda composed: _sign_documents(composed, file)
     bundle.require_library()
     return lambda composed: _sign_files(composed, file)
 
@@ -92,10 +95,27 @@ def verify(path: PathLike, signers: PathLike, progress: Progress = silent) -> Si
         bundle.require_library()
         found = Signature(file, bundle.verify(path, file, signers))
     else:
-        name, key = ssh.verify(data, file, signers)
-        found = Signature(file, key, name)
+        found = _verify_documents(path, data, file, signers)
     ComposedFolder.of(path, data).check(progress, "fetch the folder again, and do not use it before it is as signed")
     return found
+
+
+def _sign_documents(composed: ComposedFolder, key: Path) -> Signature:
+    if (bom := composed.bom()) is not None:
+        _sign_bytes(bom, composed.path / BOM, key)
+    return _sign_bytes(composed.data, composed.path / MARKER, key)
+
+
+def _verify_documents(path: Path, data: bytes, file: Path, signers: Path) -> Signature:
+    name, key = ssh.verify(data, file, signers)
+    if (bom := ComposedFolder.of(path, data).bom()) is not None:
+        other = ssh.verify(bom, _present(path / BOM_SIGNATURE, path, f"{path / BOM}, which was added,"), signers)
+        if other != (name, key):
+            raise SignatureError(
+                f"{path / BOM} is signed by {other[0]}, key {other[1]}, and the folder by {name}, key {key}",
+                f"fetch the folder again, or delete {path / BOM}",
+            )
+    return Signature(file, key, name)
 
 
 def _sign_bytes(data: bytes, path: Path, key: Path) -> Signature:
@@ -115,10 +135,10 @@ def _write(path: Path, data: bytes) -> None:
         fresh.write_bytes(data)
 
 
-def _present(signature: Path, path: Path) -> Path:
+def _present(signature: Path, path: Path, what: str = "") -> Path:
     if not signature.is_file():
         raise SignatureError(
-            f"{path} is not signed: there is no {signature}", f"its signer runs: reg sign {path} --key KEY"
+            f"{what or path} is not signed: there is no {signature}", f"its signer runs: reg sign {path} --key KEY"
         )
     return signature
 

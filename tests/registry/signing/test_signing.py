@@ -19,6 +19,7 @@ from registry import Recipe, Registry
 from registry.composition.card import with_additions
 from registry.composition.manifest import ComposedFolder
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, SignatureError, StorageError
+from registry.io.model_folder import BOM, BOM_SIGNATURE
 from registry.opt_out.receipt import read_receipt
 from registry.progress import silent
 from registry.signing import sign, verify
@@ -60,6 +61,7 @@ def _made(_filled_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("signed")
     with Registry(shutil.copytree(_filled_home, work / "home")) as registry:
         registry.compose(["code", "math"], work / "moe", Recipe(trunk="mean", router="ridge"))
+        registry.compose(["code", "math"], work / "two", Recipe(trunk="mean", router="ridge", top_k=1))
         registry.opt_out("law", purge=True, receipt=work / "receipt.json")
     new_key(work / "ada")
     new_key(work / "eve")
@@ -130,6 +132,38 @@ def test_whatever_changed_is_named(made: Path) -> None:
             sign(made / folder, made / "ada")
 
 
+def bill(folder: Path, words: str = "") -> Path:
+    """Write what stands for the bill of materials of a folder."""
+    document = {"serialNumber": ComposedFolder.read(folder).serial_number, "description": words}
+    (folder / BOM).write_text(json.dumps(document))
+    return folder / BOM
+
+
+def test_a_bill_of_materials_is_signed_too(made: Path) -> None:
+    moe, two, signers = made / "moe", made / "two", allowed(made / "signers", ada=made / "ada", eve=made / "eve")
+    sign(moe, made / "ada")
+    bill(moe)
+    refused(SignatureError, f"{BOM}, which was added, is not signed", path=moe, signers=signers)
+    assert sign(moe, made / "ada").file == moe / "composition.json.sig"
+    assert (moe / BOM_SIGNATURE).is_file()
+    assert verify(moe, signers).signer == "ada@example.org"
+    assert list(ComposedFolder.read(moe).problems(silent)) == []
+    bill(moe, "other words")
+    refused(SignatureError, "incorrect signature", BOM, path=moe, signers=signers)
+    run("ssh-keygen", "-Y", "sign", "-n", "expert-registry", "-f", made / "eve", moe / BOM, data=b"y\n")
+    refused(SignatureError, "is signed by eve@example.org", "the folder by ada", path=moe, signers=signers)
+    bill(two)
+    sign(two, made / "ada")
+    for name in (BOM, BOM_SIGNATURE):
+        shutil.copy(two / name, moe)
+    refused(CheckpointError, f"{BOM} is not of this composition", path=moe, signers=signers)
+    with pytest.raises(CheckpointError, match="is not of this composition") as other:
+        sign(moe, made / "ada")
+    assert "reg bom" in str(other.value.hint)
+    (moe / BOM).unlink()
+    assert verify(moe, signers).signer == "ada@example.org"
+
+
 def test_only_keys_that_are_allowed_for_this_purpose_count(made: Path) -> None:
     moe, line = made / "moe", f"ada@example.org %s {(made / 'ada.pub').read_text()}"
     signed = sign(moe, made / "ada")
@@ -198,10 +232,13 @@ def test_pem_keys_make_bundles_of_openssf_model_signing(made: Path) -> None:
     for name in ("ec", "other"):
         run("openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", made / f"{name}.pem")
         run("openssl", "ec", "-in", made / f"{name}.pem", "-pubout", "-out", made / f"{name}.pub")
+    bill(moe)
     sign(moe, made / "ada")
     refused(SignatureError, "is not signed", "model.sig", path=moe, signers=public)
     signed = sign(moe, key)
     assert verify(moe, public) == signed
+    bill(shutil.copytree(moe, made / "reworded"), "other words")
+    refused(SignatureError, BOM, path=made / "reworded", signers=public)
     assert signed.key == f"SHA256:{hashlib.sha256(public.read_bytes()).hexdigest()}"
     (moe / "README.md").write_bytes(with_additions((moe / "README.md").read_bytes(), "", "## Pushed"))
     for cache in (moe / ".cache" / "huggingface", moe / ".git"):
@@ -255,7 +292,9 @@ def test_a_pushed_folder_verifies_after_its_download(
     with pytest.raises(SignatureError):
         filled.push(made / "new", "org/moe", license="mit", sign=made / "nosuch")
     assert "org/moe" not in hub.repositories
+    data = bill(made / "new").read_bytes()
     filled.push(made / "new", "org/moe", license="mit", sign=made / "ada")
+    assert hub.files("org/moe")[BOM] == data
     assert hub.files("org/moe")["README.md"] != (made / "new" / "README.md").read_bytes()
     at = made / "back"
     back = Path(snapshot_download("org/moe", cache_dir=at) if cached else snapshot_download("org/moe", local_dir=at))
