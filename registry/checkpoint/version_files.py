@@ -237,8 +237,8 @@ class TrainingRecord:
         return tuple((number * self.every + 1 + end) / 2 for number, end in enumerate(ends))
 
 
-def training_record(workspace: Workspace, version: VersionRecord) -> TrainingRecord | None:
-    """Return how a version was trained, or None if it does not say so (CheckpointError: its file is of another form).
+def training_file(workspace: Workspace, version: VersionRecord) -> bytes | None:
+    """Return a version's `expert_training.json`, untrusted, or None if it has none.
 
     (ConflictError: it was purged meanwhile; DamagedError: the file or the version's rows were changed.)
     """
@@ -246,8 +246,16 @@ def training_record(workspace: Workspace, version: VersionRecord) -> TrainingRec
         links = workspace.catalog.arrays_of(version)
         if not any((link.role, link.name) == ("file", EXPERT_TRAINING) for link in links):
             return None
-        data = VersionArrays.load(workspace, version).file(EXPERT_TRAINING)
-        return parse_training(data, f"{version.ref}/{EXPERT_TRAINING}")
+        return VersionArrays.load(workspace, version).file(EXPERT_TRAINING)
+
+
+def training_record(workspace: Workspace, version: VersionRecord) -> TrainingRecord | None:
+    """Return how a version was trained, or None if it does not say so (CheckpointError: its file is of another form).
+
+    (Other errors as `training_file`.)
+    """
+    data = training_file(workspace, version)
+    return None if data is None else parse_training(data, f"{version.ref}/{EXPERT_TRAINING}")
 
 
 def readable_training(workspace: Workspace, version: VersionRecord) -> TrainingRecord | None:
