@@ -764,6 +764,19 @@ class Registry:
         check_files(data or {})
         return report_.build_report(self._workspace, composition, data, settings)
 
+    def bom(self, folder: PathLike, out: PathLike | None = None, *, replace: bool = False) -> report_.BillOfMaterials:
+        """Write the bill of materials of a composed folder, an ML-BOM in CycloneDX 1.7, and return what is unknown.
+
+        Args:
+            folder: a composed folder, unchanged.
+            out: the file; default `bom.cdx.json` in the folder, which is replaced.
+            replace: replace `out` (OutputError: it exists and this is False, or it is another file of the folder).
+
+        Raises StorageError if cyclonedx-python-lib is not installed.
+        """
+        require_composed(Path(folder))
+        return report_.write_bom(self._workspace, folder, out, replace=replace)
+
     # -- the Hub -----------------------------------------------------------------------------------------------------
 
     def push(
