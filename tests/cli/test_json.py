@@ -108,6 +108,7 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
         key = work / "key"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
         (work / "signers").write_text(f"me {(work / 'key.pub').read_text()}")
+        run("bom", moe)
         run("sign", moe, "--key", key)
         run("verify-signature", moe, "--signers", work / "signers")
         run("push", moe, "org/moe", "--license", "mit")

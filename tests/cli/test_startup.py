@@ -171,6 +171,7 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("nosuch --server http://x", "nosuch is not a folder"),
         ("model --server http://x", "model holds a dense model, of type llama"),
     ],
+    "bom": [("nosuch", "nosuch is not a folder"), ("model", "model has no composition.json", "name a composed folder")],
     "sign": [("nosuch --key text.txt", "nosuch does not exist")],
     "verify-signature": [("nosuch --signers text.txt", "nosuch does not exist")],
     "show": [
