@@ -58,7 +58,7 @@ class BillOfMaterials:
     file: Path  # the file
     serial_number: str  # its serial number, by the composition's digest
     sha256: str  # the SHA-256 of the file
-    unknown: Mapping[str, tuple[str, ...]]  # field of a complete model card → models of which it is unknown
+    unknown: Mapping[str, tuple[str, ...]]  # field → models of which it is unknown
 
 
 def write_bom(workspace: Workspace, folder: PathLike, out: PathLike | None, *, replace: bool) -> BillOfMaterials:

@@ -94,7 +94,7 @@ def hashes(sha256: str) -> list[Json]:
 
 
 def properties(kind: str, values: Mapping[str, Any]) -> list[Json]:
-    """Return values as properties, `expert-registry:KINDkey`; those that are None are left out."""
+    """Return values as properties, `expert-registry:KINDkey`, without those that are not known."""
     return [
         {"name": f"{NAME}:{kind}{key}", "value": value if isinstance(value, str) else canonical_json(value)}
         for key, value in sorted(values.items())
