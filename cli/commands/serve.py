@@ -10,7 +10,7 @@ import click
 
 from cli.option_groups import command
 from cli.options import composed_path, file, option
-from cli.output import done, note, printed_json
+from cli.output import Decorator, done, note, printed_json
 from cli.session import Session, pass_session
 from registry.errors import InvalidInputError, StorageError
 from registry.io.http_server import ADDRESS, listen, server
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HUB_PORT, GATEWAY_PORT = 8322, 8323
 
 
-def _port(default: int) -> Any:
+def _port(default: int) -> Decorator:
     return option("--port N", "The port; 0 for any free one.", default=default, type=click.IntRange(0, 65535))
 
 

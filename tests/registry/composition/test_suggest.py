@@ -105,7 +105,7 @@ def test_contradictions_are_refused(filled: Registry, mixed: Path) -> None:
         ({"must": ["base"]}, "base is a base model"),
     ):
         with pytest.raises(InvalidInputError, match=message):
-            filled.suggest([mixed], **options)  # type: ignore[arg-type]
+            filled.suggest([mixed], **options)
     with pytest.raises(NotFoundError, match="no expert 'nosuch'"):
         filled.suggest([mixed], without=["nosuch"])
 
