@@ -102,8 +102,12 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
         run("doctor", moe, "--quick")
         run("proxy", zoo.test["math"], "--experts", "math,law", "--out", work / "proxy", "--documents", 2)
         run("audit-extraction", moe, "--data", zoo.train["math"], "--documents", 1, "--prefix", 4, "--continued", 4)
-        patch.setattr("registry.ui.server", lambda _: SimpleNamespace(run=lambda sockets: None))  # it would go on
+        for module in ("registry.io.http_server", "cli.commands.serve"):  # they would go on
+            patch.setattr(f"{module}.server", lambda _: SimpleNamespace(run=lambda sockets: None))
         run("ui", "--port", 0)
+        run("serve", "--port", 0)
+        run("compose", "--experts", "math,code", "--to", "adapters", "--rank", 2, "--out", work / "adapters")
+        run("gateway", work / "adapters", "--server", "http://127.0.0.1:1", "--port", 0)
         run("continual", "--schedule", "math", *text)
         key = work / "key"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
