@@ -176,7 +176,7 @@ class ExpertPicker:
             InvalidInputError: the text has no token, or the chat template refuses the messages.
         """
         if isinstance(text, str):
-            ids, _, _ = _tokens(self.tokenizer, text)
+            ids = self.tokenizer(text)["input_ids"]
         else:
             try:
                 ids = self.tokenizer.apply_chat_template(list(text), add_generation_prompt=True, return_dict=False)

@@ -13,7 +13,7 @@ from torch import Tensor
 from registry.checkpoint.model_files import read_headers, weight_files, weight_source
 from registry.errors import CheckpointError
 from registry.io.torch_blocks import read_tensor
-from registry.maths.context.prefix import context_scores, prefix_means
+from registry.maths.context.prefix import context_scores
 from registry.runtime.sequence_hosts import HINT, Picked
 
 TIE = 1e-9
@@ -64,22 +64,21 @@ class AdapterPicker:
 
     def _scores(self, ids: Sequence[int], told: Sequence[int]) -> Float[Tensor, "E"]:
         """Return what the model compares at the last token, of the tokens at the places `told`."""
-        config, text = self._config, torch.arange(len(told))[None]
-        past = torch.arange(len(told), dtype=torch.float64)
+        config, past = self._config, torch.arange(len(told), dtype=torch.float64).flip(0)  # tokens ago
         plain = self._tensors["evidence"][[ids[at] for at in told]].double()  # (T, E), of each token of the text
         evidence = plain.clone()
         if self._count:
             self._add_pairs(evidence, ids, told)
 
-        def means(window: float, evidence: Float[Tensor, "T E"]) -> Float[Tensor, "1 E"]:
+        def mean(window: float, evidence: Float[Tensor, "T E"]) -> Float[Tensor, "E"]:
             weights = torch.exp(-past / window) if window else torch.ones_like(past)
-            return prefix_means(text, torch.ones_like(text, dtype=torch.bool), evidence, weights)[0, -1:]
+            return weights @ evidence / weights.sum()
 
-        scores = means(config["context_window"], evidence)
+        scores = mean(config["context_window"], evidence)
         if config["context_fast"]:
-            fast, limits = means(config["context_fast"], plain), self._tensors["thresholds"].double()
+            fast, limits = mean(config["context_fast"], plain), self._tensors["thresholds"].double()
             scores = context_scores(scores, fast, limits, config["context_alarm"])
-        return scores[0]
+        return scores
 
     def _add_pairs(self, evidence: Float[Tensor, "T E"], ids: Sequence[int], told: Sequence[int]) -> None:
         """Add what each token tells beside the one before it, where both are told."""
@@ -87,11 +86,13 @@ class AdapterPicker:
         size = self._config["vocab_size"]
         keys = torch.tensor([ids[told[row] - 1] * size + ids[told[row]] for row in rows], dtype=torch.int64)
         first, last = (torch.searchsorted(self._tensors["pairs"], keys, right=right) for right in (False, True))
-        for row, begin, end in zip(rows, first.tolist(), last.tolist(), strict=True):
-            added = torch.zeros(self._experts)
-            added[self._tensors["pair_experts"][begin:end].long()] = self._tensors["pair_evidence"][begin:end]
-            if begin < end:
-                evidence[row] += (added - added.mean()).double()
+        counts = last - first
+        starts = counts.cumsum(0) - counts  # of each token's pairs among all that were found
+        found = torch.arange(int(counts.sum())) + (first - starts).repeat_interleave(counts)
+        added = torch.zeros(len(rows), self._experts)
+        at = torch.arange(len(rows)).repeat_interleave(counts)
+        added[at, self._tensors["pair_experts"][found].long()] = self._tensors["pair_evidence"][found]
+        evidence[rows] += (added - added.mean(dim=-1, keepdim=True)).double()
 
 
 def _is_turn(ids: Sequence[int], at: int, turns: Sequence[Sequence[int]]) -> bool:
