@@ -65,7 +65,7 @@ _MEANINGS = {
     ("push", "push-expert"): "upload publish share deploy",
     ("export",): "save extract dump write",
     ("ui",): "web gui dashboard browse open",
-    ("serve", "gateway"): "server host proxy api endpoint",
+    ("serve", "gateway"): "server host api endpoint",
     ("demo",): "tutorial tour quickstart example start",
     ("add-base", "demo"): "init new create setup",
     ("evaluate",): "eval benchmark bench test perplexity measure",

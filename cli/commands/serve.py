@@ -1,6 +1,9 @@
 """Commands that serve other programs: serve, gateway."""
 
 import importlib.util
+import logging
+import signal
+from asyncio import CancelledError
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -12,6 +15,7 @@ from cli.option_groups import command
 from cli.options import composed_path, file, option
 from cli.output import Decorator, done, note, printed_json
 from cli.session import Session, pass_session
+from cli.version_output import warn_of_folder
 from registry.errors import InvalidInputError, StorageError
 from registry.io.http_server import ADDRESS, listen, server
 from registry.io.limits import SIGNER_BYTES
@@ -81,7 +85,8 @@ def serve(
 @option("--server URL", "A server of adapters with OpenAI's API: vLLM, LoRAX, llama.cpp.", "url", required=True)
 @option("--name EXPERT=NAME", "An expert's name at the server, if it is another (repeatable).", "names", multiple=True)
 @_port(GATEWAY_PORT)
-def gateway(folder: Path, url: str, names: tuple[str, ...], port: int) -> None:
+@pass_session
+def gateway(session: Session, folder: Path, url: str, names: tuple[str, ...], port: int) -> None:
     """Forward each prompt to a server of adapters, under the name of its expert, until interrupted.
 
     FOLDER, of reg compose --to adapters, tells by a prompt's tokens which expert it is for, as reg route --pick does; a
@@ -89,6 +94,7 @@ def gateway(folder: Path, url: str, names: tuple[str, ...], port: int) -> None:
     """
     _require("starlette", "uvicorn")
     check_routed(folder)  # before torch is loaded
+    warn_of_folder(session, folder)
     from registry.serving import Gateway
 
     app = Gateway(folder, url, dict(map(_pair, names)))
@@ -100,8 +106,16 @@ def gateway(folder: Path, url: str, names: tuple[str, ...], port: int) -> None:
 
 
 def _run(app: "Starlette", listening: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that folders are deleted
+    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     with suppress(KeyboardInterrupt):
         server(app).run(sockets=[listening])
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Tell whether a line of the server's log is not of requests that its end breaks off."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return not record.getMessage().startswith("Cancel ") and not (kind and issubclass(kind, CancelledError))
 
 
 def _require(*names: str) -> None:

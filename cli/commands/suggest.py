@@ -12,6 +12,9 @@ from cli.output import done, is_quiet, next_step, note, print_line, print_table,
 from cli.session import Session, pass_session
 from registry.io.display import few
 
+FEW_TOKENS = 512
+"""Tokens of text below which a remark says that they are few."""
+
 
 @command("reg suggest --like mine.jsonl", "reg suggest --like mine.jsonl --budget 3 --must math --without code")
 @files("--like", "The text: .txt, .jsonl, .jsonl.gz, .parquet (repeatable).", required=True)
@@ -41,13 +44,20 @@ def suggest(session: Session, /, like: tuple[Path, ...], **settings: Any) -> Non
     ]
     refs = [one.ref for one in found.experts]
     if is_quiet():
+        if found.nobody:
+            click.echo("nobody knows this text", err=True)
         done(",".join(refs))
         return
     print_table(("expert", "share of the text", "loss with it", "beyond its own text", "knows it"), rows)
+    if found.tokens < FEW_TOKENS:
+        note(f"only {found.tokens:,} tokens of text: more of it tells experts apart better")
     if found.left_out:
         note(f"not compared: {few(list(found.left_out))}")
     if not found.nobody:
         next_step(composing(refs))
+        return
+    if found.others_know:
+        print_line("these experts do not know this text, and others know some of it: allow more, or name fewer")
         return
     print_line("nobody knows this text: these are the nearest experts")
     base = bases.pop() if len(bases) == 1 else "BASE"

@@ -170,7 +170,7 @@ class ExpertPicker:
             text: the text; or messages with `role` and `content`, which the chat template makes a text.
 
         Returns:
-            Its name, and the nats a token by which its evidence is above the next expert's; None where nothing tells.
+            Its name, and by how much what the model compares is above the next expert's; None where nothing tells.
 
         Raises:
             InvalidInputError: the text has no token, or the chat template refuses the messages.

@@ -40,7 +40,7 @@ class Picked:
 
     Attributes:
         number: its place among the members.
-        ahead: nats a token by which the evidence of it is above that of the next; None where no token tells.
+        ahead: by how much what the model compares is above that of the next; None where no token tells.
     """
 
     number: int

@@ -40,7 +40,7 @@ class Gateway:
 
     Args:
         folder: a composition by `--to adapters` of the experts that the server has.
-        url: the server, without `/v1`.
+        url: the server, with or without `/v1`.
         names: expert → the name that the server knows it by; others have their own.
 
     Raises:
@@ -55,7 +55,7 @@ class Gateway:
                 f"{folder} does not pick one expert a prompt by its tokens alone",
                 "compose the adapters that the server has: reg compose --to adapters --experts A,B --out DIR",
             )
-        parts = urlsplit(url)
+        parts = urlsplit(url.rstrip("/").removesuffix("/v1"))
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
             raise InvalidInputError(f"{url!r} is not the address of a server", "such as http://127.0.0.1:8000")
         if strangers := sorted(set(names or {}) - set(picker.members)):
@@ -87,7 +87,7 @@ class Gateway:
         if key == "messages" and not (isinstance(prompt, list) and all(isinstance(one, dict) for one in prompt)):
             raise InvalidInputError("messages must be a list of objects with role and content", "see OpenAI's API")
         expert, ahead = self._picker.pick(prompt if isinstance(prompt, str) else [_plain(one) for one in prompt or []])
-        why = "nothing tells" if ahead is None else f"{ahead:.3f} nats a token above the next"
+        why = "nothing tells" if ahead is None else f"{ahead:.3f} above the evidence of the next"
         return expert, why
 
     async def _routed(self, request: Request) -> Response:
@@ -102,7 +102,7 @@ class Gateway:
             sent = json.dumps(body | {"model": self.names[expert]}).encode()
             answer = await run_in_threadpool(self._sent, "POST", request, sent)
         except StorageError as error:
-            return _failed(502, error.message)
+            return _failed(502, error.message, "server_error")
         except RegError as error:
             return _failed(400, error.message)
         except ValueError as error:  # of JSON or of its characters
@@ -113,7 +113,7 @@ class Gateway:
         try:
             return _streamed(await run_in_threadpool(self._sent, "GET", request, b""), {})
         except StorageError as error:
-            return _failed(502, error.message)
+            return _failed(502, error.message, "server_error")
 
     def _sent(self, method: str, request: Request, body: bytes) -> tuple[HTTPConnection, HTTPResponse]:
         """Send a request on, and return the answer, whose body is still to come (StorageError: no answer)."""
@@ -153,6 +153,6 @@ def _streamed(sent: tuple[HTTPConnection, HTTPResponse], headers: Mapping[str, s
     return StreamingResponse(pieces(), answer.status, dict(headers) | {"Content-Type": kind})
 
 
-def _failed(status: int, message: str) -> Response:
+def _failed(status: int, message: str, kind: str = "invalid_request_error") -> Response:
     """Return an error as OpenAI's API has it."""
-    return JSONResponse({"error": {"message": message, "type": "invalid_request_error", "code": None}}, status)
+    return JSONResponse({"error": {"message": message, "type": kind, "code": None}}, status)

@@ -103,6 +103,8 @@ def verify(path: PathLike, signers: PathLike, progress: Progress = silent) -> Si
 def _sign_documents(composed: ComposedFolder, key: Path) -> Signature:
     if (bom := composed.bom()) is not None:
         _sign_bytes(bom, composed.path / BOM, key)
+    else:
+        (composed.path / BOM_SIGNATURE).unlink(missing_ok=True)  # of an earlier one
     return _sign_bytes(composed.data, composed.path / MARKER, key)
 
 
@@ -115,6 +117,8 @@ def _verify_documents(path: Path, data: bytes, file: Path, signers: Path) -> Sig
                 f"{path / BOM} is signed by {other[0]}, key {other[1]}, and the folder by {name}, key {key}",
                 f"fetch the folder again, or delete {path / BOM}",
             )
+    elif (path / BOM_SIGNATURE).exists():
+        raise SignatureError(f"{path / BOM} was signed, and is missing", "fetch the folder again")
     return Signature(file, key, name)
 
 

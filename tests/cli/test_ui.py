@@ -42,7 +42,7 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = Reg(tmp_path / "home")("ui", "--port", port, code=1)
-    told = f"error: port {port} is taken\n  next: choose another one, or any free one: reg ui --port 0\n"
+    told = f"error: port {port} is taken\n  next: choose another one, or any free one: --port 0\n"
     assert (result.stdout, result.stderr) == ("", told)
 
 

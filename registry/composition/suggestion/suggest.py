@@ -1,12 +1,14 @@
 """Suggested experts for a text: one by one those that lower its predicted loss most, by counts of tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from registry.calibration import Corpus, random_places
 from registry.composition.compatibility import leading
@@ -64,11 +66,12 @@ class Suggestion:
     experts: tuple[SuggestedExpert, ...]  # in the order in which they were chosen
     tokens: int  # tokens of the text that were read
     left_out: tuple[str, ...]  # a line on each expert that could not be chosen, which says why
+    others_know: bool = False  # true if more experts than the bounds allow would know enough of the text
 
     @property
     def known(self) -> float:
         """Share of the text that goes to experts that know it."""
-        return sum(expert.share for expert in self.experts if expert.knows)
+        return sum((expert.share for expert in self.experts if expert.knows), 0.0)
 
     @property
     def nobody(self) -> bool:
@@ -101,13 +104,7 @@ def suggest_experts(
     every, lengths, own = text_costs(ids, keep, found.counts)
     costs, bases = every[:, : len(refs)], every[:, len(refs) :]
     losses = [float(losses_with(costs, lengths, chosen[:count])[number]) for count, number in enumerate(chosen)]
-    while len(chosen) < min(len(refs), budget or len(refs)):
-        after = losses_with(costs, lengths, chosen)
-        best = int(after.argmin())
-        if chosen and losses[-1] - float(after[best]) < LEAST_GAIN:
-            break
-        chosen.append(best)
-        losses.append(float(after[best]))
+    losses += _add_best(costs, lengths, chosen, budget or len(refs), losses[-1:])
     while max_bytes is not None:
         names = [refs[number] for number in chosen]
         if (needed := plan_composition(workspace, names).nbytes) <= max_bytes:
@@ -116,17 +113,55 @@ def suggest_experts(
             weights = f"their default mixture has at least {size(needed)} of weights"
             raise InvalidInputError(f"{', '.join(names)} do not fit into {size(max_bytes)}: {weights}", "allow more")
         del chosen[-1]
-    mine = costs[:, chosen].argmin(dim=1)  # the place of each piece's expert
-    experts = []
+    parts = _parts(costs, bases, lengths, own, chosen)
+    experts = tuple(
+        SuggestedExpert(found.members[number].name, refs[number], share, losses[place], beyond, knows)
+        for place, (number, (share, beyond, knows)) in enumerate(zip(chosen, parts, strict=True))
+    )
+    made = Suggestion(experts, int(lengths.sum()), found.left_out)
+    if made.nobody:
+        everyone = list[int]()
+        _add_best(costs, lengths, everyone, len(refs), [])
+        known = sum(share for share, _, knows in _parts(costs, bases, lengths, own, everyone) if knows)
+        made = replace(made, others_know=known >= LEAST_KNOWN)
+    return made
+
+
+def _add_best(
+    costs: Float[Tensor, "W E"], lengths: Float[Tensor, "W"], chosen: list[int], most: int, last: list[float]
+) -> list[float]:
+    """Add those that lower the predicted loss most to `chosen`, `most` in all, and return the loss after each.
+
+    `last` is the loss before, empty if none is chosen.
+    """
+    losses = list[float]()
+    while len(chosen) < min(costs.shape[1], most):
+        after = losses_with(costs, lengths, chosen)
+        best = int(after.argmin())
+        if chosen and (last + losses)[-1] - float(after[best]) < LEAST_GAIN:
+            break
+        chosen.append(best)
+        losses.append(float(after[best]))
+    return losses
+
+
+def _parts(
+    costs: Float[Tensor, "W E"],
+    bases: Float[Tensor, "W B"],
+    lengths: Float[Tensor, "W"],
+    own: Float[Tensor, "E"],
+    chosen: Sequence[int],
+) -> list[tuple[float, float, bool]]:
+    """Return of each chosen expert its share of the text, what that costs beyond its own text, and if it knows it."""
+    mine = costs[:, list(chosen)].argmin(dim=1)  # the place of each piece's expert
+    parts = []
     for place, number in enumerate(chosen):
         part = lengths * (mine == place)
         total = float(part.sum())
         beyond = float(part @ costs[:, number]) / total - float(own[number]) if total else 0.0
         is_ahead = all(float(part @ (costs[:, number] - base)) < 0 for base in bases.T)
-        knows = total > 0 and beyond < STRANGE and is_ahead
-        share = total / float(lengths.sum())
-        experts.append(SuggestedExpert(found.members[number].name, refs[number], share, losses[place], beyond, knows))
-    return Suggestion(tuple(experts), int(lengths.sum()), found.left_out)
+        parts.append((total / float(lengths.sum()), beyond, total > 0 and beyond < STRANGE and is_ahead))
+    return parts
 
 
 def _pieces(workspace: Workspace, files: Sequence[Path], found: Candidates) -> tuple[torch.Tensor, torch.Tensor]:

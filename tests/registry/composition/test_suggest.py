@@ -118,6 +118,9 @@ def test_nobodys_text_is_told(filled: Registry, zoo: Zoo, tmp_path: Path) -> Non
     for name, text in zoo.test.items():
         assert not filled.suggest([text]).nobody
         assert filled.suggest([text], without=[name]).nobody
+    assert not found.others_know
+    other = filled.suggest([zoo.test["law"]], budget=1, must=["math"])
+    assert (other.nobody, other.others_know) == (True, True)
     half = tmp_path / "half.jsonl"
     half.write_text(numbers.read_text() + zoo.test["law"].read_text())
     assert 0.1 < filled.suggest([half]).known < 0.9

@@ -45,7 +45,7 @@ def test_page_has_a_file_and_cases_and_names_only_files_that_exist() -> None:
     for path in set(re.findall(r"`((?:registry|tests|docs)/[\w/.]+)`", text)) - {"registry/families/seed_oss.py"}:
         assert (PAGE.parents[1] / path).exists(), path
     methods = ("fill_defaults", "rope", "outer_shapes", "trunk_layer", "mlp_layer", "projections")
-    for method in (*methods, "mlp_input", "attention", "residual"):
+    for method in (*methods, "mlp_input", "attention"):
         assert f"`{method}`" in text
         assert hasattr(Family, method)
 

@@ -191,8 +191,8 @@ def test_errors_of_the_server_are_passed_on_and_its_absence_is_told(folder: Path
         assert (status, answer["error"]["message"]) == (503, "too many requests")
     with listen(0) as free:
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with listen(0) as listening, answering(Gateway(folder, nobody).app(), listening) as url:
-        for body in ({"prompt": "x"}, None):
+    with listen(0) as listening, answering(Gateway(folder, f"{nobody}/v1").app(), listening) as url:
+        for body in ({"prompt": "x"}, None):  # of a URL with /v1, as clients have it
             status, _, answer = ask(url, "/v1/completions", body)
             assert status == 502
             assert f"{nobody} does not answer" in answer["error"]["message"]

@@ -161,7 +161,10 @@ def test_a_bill_of_materials_is_signed_too(made: Path) -> None:
         sign(moe, made / "ada")
     assert "reg bom" in str(other.value.hint)
     (moe / BOM).unlink()
+    refused(SignatureError, f"{BOM} was signed, and is missing", path=moe, signers=signers)
+    sign(moe, made / "ada")
     assert verify(moe, signers).signer == "ada@example.org"
+    assert not (moe / BOM_SIGNATURE).exists()
 
 
 def test_only_keys_that_are_allowed_for_this_purpose_count(made: Path) -> None:
