@@ -5,20 +5,23 @@
 The five experts of SHARED/experts are composed by `--to adapters`, at rank 8, from counts of their text. A prompt is
 the beginning of a document of test text, of 30 to 130 tokens; *right* is the share that goes to the expert of its
 domain. Some prompts run through the model too, which must go on with the same expert. The server of adapters answers at
-once, so that the time through the gateway, less the time without it, is what it adds; both are asked in turn.
+once, so that the time through the gateway, which is a process of its own, less the time without it, is what it adds;
+both are asked in turn.
 """
 
 import argparse
 import gzip
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from statistics import median
+from subprocess import DEVNULL, Popen
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,8 +29,7 @@ import torch
 
 from registry import PassSettings, Recipe, Registry
 from registry.composition.route import route
-from registry.io.http_server import listen, server
-from registry.serving import Gateway
+from registry.io.http_server import listen
 from registry.serving.gateway import EXPERT
 
 DOMAINS = ("biomed", "code", "german", "literature", "math")
@@ -57,6 +59,22 @@ def adapters() -> Iterator[str]:
     threading.Thread(target=running.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{running.server_port}"
     running.shutdown()
+
+
+@contextmanager
+def running(folder: Path, url: str) -> Iterator[str]:
+    """Run the gateway in a process of its own, and yield its address."""
+    with listen(0) as free:
+        own = f"127.0.0.1:{free.getsockname()[1]}"
+    words = ["gateway", str(folder), "--server", url, "--port", own.rpartition(":")[2]]
+    with Popen([Path(sys.executable).with_name("reg"), "--quiet", *words], stdout=DEVNULL) as process:
+        while process.poll() is None:
+            with suppress(ConnectionError), closing(HTTPConnection(own)) as connection:
+                connection.connect()
+                break
+            time.sleep(0.1)
+        yield own
+        process.terminate()
 
 
 def composed(shared: Path, work: Path) -> Path:
@@ -106,22 +124,19 @@ def main() -> None:
     torch.set_num_threads(1)
     folder = composed(given.shared, given.work)
     texts = prompts(given.shared, given.prompts)
-    with adapters() as url, listen(0) as listening:
-        gateway = Gateway(folder, url)
-        running = server(gateway.app())
-        thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
-        thread.start()
-        own = f"127.0.0.1:{listening.getsockname()[1]}"
-        with closing(HTTPConnection(own)) as through, closing(HTTPConnection(urlsplit(url).netloc)) as plain:
-            asked(through, texts[0][1])
-            added, picks = [], []
-            for _, text in texts:
-                without, _ = asked(plain, text)
-                taken, expert = asked(through, text)
-                added.append(taken - without)
-                picks.append(expert)
-        running.should_exit = True
-        thread.join()
+    with (
+        adapters() as url,
+        running(folder, url) as own,
+        closing(HTTPConnection(own)) as through,
+        closing(HTTPConnection(urlsplit(url).netloc)) as plain,
+    ):
+        asked(through, texts[0][1])
+        added, picks = [], []
+        for _, text in texts:
+            without, _ = asked(plain, text)
+            taken, expert = asked(through, text)
+            added.append(taken - without)
+            picks.append(expert)
     for domain in DOMAINS:
         mine = [pick == domain for (own, _), pick in zip(texts, picks, strict=True) if own == domain]
         print(f"{domain}: {sum(mine)} of {len(mine)} prompts", flush=True)

@@ -91,29 +91,35 @@ class Gateway:
         return expert, why
 
     async def _routed(self, request: Request) -> Response:
-        data = await request.body()
+        return await run_in_threadpool(self._answered, request, await request.body())
+
+    def _answered(self, request: Request, data: bytes) -> Response:
+        """Return the answer to a prompt."""
         try:
             if len(data) > JSON_BYTES:
                 raise InvalidInputError(f"the request has {len(data):,} bytes, at most {JSON_BYTES:,} are read", "")
             body = json.loads(data)
             if not isinstance(body, dict):
                 raise InvalidInputError("the request must be an object", "see OpenAI's API")
-            expert, why = await run_in_threadpool(self.chosen, request.url.path, body)
+            expert, why = self.chosen(request.url.path, body)
             sent = json.dumps(body | {"model": self.names[expert]}).encode()
-            answer = await run_in_threadpool(self._sent, "POST", request, sent)
+            names = {EXPERT: expert.encode("ascii", "replace").decode(), REASON: why}
+            return _passed_on(self._sent("POST", request, sent), names)
         except StorageError as error:
             return _failed(502, error.message, "server_error")
         except RegError as error:
             return _failed(400, error.message)
         except ValueError as error:  # of JSON or of its characters
             return _failed(400, f"the request is not JSON: {error}")
-        return _streamed(answer, {EXPERT: expert.encode("ascii", "replace").decode(), REASON: why})
 
     async def _passed(self, request: Request) -> Response:
-        try:
-            return _streamed(await run_in_threadpool(self._sent, "GET", request, b""), {})
-        except StorageError as error:
-            return _failed(502, error.message, "server_error")
+        def answered() -> Response:
+            try:
+                return _passed_on(self._sent("GET", request, b""), {})
+            except StorageError as error:
+                return _failed(502, error.message, "server_error")
+
+        return await run_in_threadpool(answered)
 
     def _sent(self, method: str, request: Request, body: bytes) -> tuple[HTTPConnection, HTTPResponse]:
         """Send a request on, and return the answer, whose body is still to come (StorageError: no answer)."""
@@ -140,17 +146,24 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": content if isinstance(content, str) else ""}
 
 
-def _streamed(sent: tuple[HTTPConnection, HTTPResponse], headers: Mapping[str, str]) -> Response:
-    """Return an answer as its pieces come."""
+def _passed_on(sent: tuple[HTTPConnection, HTTPResponse], headers: Mapping[str, str]) -> Response:
+    """Return an answer: as its pieces come, or at once where its length is told (StorageError: it breaks off)."""
     connection, answer = sent
+    kind = answer.headers.get("Content-Type", "application/json")
+    named = dict(headers) | {"Content-Type": kind}
+    if answer.length is not None:
+        with closing(connection), answer:
+            try:
+                return Response(answer.read(), answer.status, named)
+            except (OSError, HTTPException) as error:
+                raise StorageError(f"the server's answer breaks off: {first_line(error)}") from error
 
     def pieces() -> Iterator[bytes]:
         with closing(connection), answer:
             while data := answer.read1(_PIECE):
                 yield data
 
-    kind = answer.headers.get("Content-Type", "application/json")
-    return StreamingResponse(pieces(), answer.status, dict(headers) | {"Content-Type": kind})
+    return StreamingResponse(pieces(), answer.status, named)
 
 
 def _failed(status: int, message: str, kind: str = "invalid_request_error") -> Response:
