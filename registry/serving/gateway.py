@@ -97,7 +97,9 @@ class Gateway:
         """Return the answer to a prompt."""
         try:
             if len(data) > JSON_BYTES:
-                raise InvalidInputError(f"the request has {len(data):,} bytes, at most {JSON_BYTES:,} are read", "")
+                raise InvalidInputError(
+                    f"the request has {len(data):,} bytes, at most {JSON_BYTES:,} are read", "send less"
+                )
             body = json.loads(data)
             if not isinstance(body, dict):
                 raise InvalidInputError("the request must be an object", "see OpenAI's API")
@@ -156,7 +158,7 @@ def _passed_on(sent: tuple[HTTPConnection, HTTPResponse], headers: Mapping[str, 
             try:
                 return Response(answer.read(), answer.status, named)
             except (OSError, HTTPException) as error:
-                raise StorageError(f"the server's answer breaks off: {first_line(error)}") from error
+                raise StorageError(f"the server's answer breaks off: {first_line(error)}", "send it again") from error
 
     def pieces() -> Iterator[bytes]:
         with closing(connection), answer:

@@ -54,14 +54,14 @@ class ServedFile:
 
     @property
     def pointer(self) -> bytes | None:
-        """What git holds of a large file: Git LFS's pointer to it."""
+        """The object that git holds of a large file: Git LFS's pointer to it; None of a small one."""
         if self.sha256 is None:
             return None
         return f"version https://git-lfs.github.com/spec/v1\noid sha256:{self.sha256}\nsize {self.size}\n".encode()
 
     @property
     def etag(self) -> str:
-        """What changes with its content: the SHA-256, or git's name."""
+        """The SHA-256, or git's name: it changes with the content."""
         return self.sha256 or self.sha1
 
     @property
