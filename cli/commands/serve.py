@@ -66,7 +66,10 @@ def serve(
     from registry.io.work_dirs import temporary_folder
     from registry.serving import Repositories, hub_app
 
-    mixed = read_recipe(recipe).recipe if recipe else Recipe()
+    given = read_recipe(recipe) if recipe else None
+    mixed = given.recipe if given else Recipe()
+    if given and (given.experts or given.members):
+        note(f"the experts in {recipe} are not used: the name of a mix has its own")
     with ExitStack() as stack:
         listening = stack.enter_context(listen(port, host))
         registry = stack.enter_context(session.registry())
