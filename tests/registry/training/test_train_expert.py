@@ -399,7 +399,7 @@ def test_what_was_not_trained_beside_the_same_expert_is_refused(filled: Registry
         filled.plan(["beside", "other"], recipe, base="base")
     with pytest.raises(errors.InvalidInputError, match="trunk"):
         Recipe(router="anchored")
-    with pytest.raises(errors.InvalidInputError, match="refine"):
+    with pytest.raises(errors.InvalidInputError, match="a pass solves them again"):
         Recipe(router="anchored", trunk="base", refine=1)
     random = filled.plan(["beside", "base"], Recipe(router="random", trunk="base"), base="base")
     assert random.names == ["base", "beside"]  # of rows that are drawn nothing needs to fit
