@@ -15,13 +15,13 @@ demo: .venv/tour
 test: .venv/installed  ## what every change passes: five minutes on two cores
 	@$(call alone,$(BIN)/pytest --tier test)
 
-check: .venv/installed .transformers-4.57/installed  ## what CI runs after it: databases, buckets, Ray, browser, trainings
+check: .venv/installed .transformers-4.57/installed .llama.cpp/installed  ## what CI runs after it: databases, buckets, Ray, browser, trainings
 	@$(call alone,$(BIN)/pytest --tier check)
 
 postgres: .venv/installed  ## the tests of registry, store and command line with every catalog in PostgreSQL
 	@$(call alone,$(BIN)/pytest --catalog postgresql tests/registry tests/store tests/cli)
 
-coverage: .venv/installed .transformers-4.57/installed  ## all tests with coverage
+coverage: .venv/installed .transformers-4.57/installed .llama.cpp/installed  ## all tests with coverage
 	@$(call alone,$(BIN)/pytest --cov --cov-fail-under=95)
 
 lint: .venv/installed
@@ -49,7 +49,7 @@ real: .venv/installed  ## measure experts of a real model; SIZE=full takes a GPU
 papers: .venv/installed  ## measure tables in the shape of the papers'
 	$(BIN)/python -m benchmarks.papers
 
-trust: .venv/installed .transformers-4.57/installed  ## the long runs behind docs/guarantees.md; each prints one line of JSON
+trust: .venv/installed .transformers-4.57/installed .llama.cpp/installed  ## the long runs behind docs/guarantees.md; each prints one line of JSON
 	@$(call alone,$(BIN)/pytest)
 	@$(call alone,$(BIN)/pytest -m hypothesis --hypothesis-profile=random)
 	$(BIN)/python -m tests.crash kill
@@ -73,7 +73,7 @@ wheel: .venv/installed
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf .venv .transformers-4.57 build dist demo .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf .venv .transformers-4.57 .llama.cpp build dist demo .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 
 .venv/tour: pyproject.toml constraints.txt  # what the demo and the tour of the README need
 	@echo 'installing into .venv: torch and others, 1.7 GB'
@@ -89,4 +89,12 @@ clean:
 # The older transformers that composed folders have to load in as well; it runs on the torch of .venv.
 .transformers-4.57/installed: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .transformers-4.57 --upgrade 'transformers>=4.57,<4.58' 'numpy<3'
+	touch $@
+
+# llama.cpp's converters, which come with this package's source.
+.llama.cpp/installed: .venv/installed
+	rm -rf .llama.cpp
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest .llama.cpp llama-cpp-python==0.3.36
+	tar -xzf .llama.cpp/*.tar.gz -C .llama.cpp --strip-components=3 --wildcards '*/vendor/llama.cpp/convert_*' '*/vendor/llama.cpp/conversion' '*/vendor/llama.cpp/gguf-py'
+	rm .llama.cpp/*.tar.gz
 	touch $@

@@ -24,6 +24,7 @@ COMMANDS = {
         ("push", "push push-expert"),
         ("sign", "sign verify-signature"),
         ("bom", "bom"),
+        ("export_gguf", "export-gguf"),
         ("doctor", "reproduce"),
         ("maintain", "verify gc"),
         ("ui", "ui"),
@@ -44,7 +45,7 @@ JOBS = {
         "Train": "train-expert train train-router proxy train-soup train-simoe",
         "Compose": "suggest compose instantiate preview reproduce",
         "Look": "list show compositions log ui evaluate report route doctor scores continual audit-extraction",
-        "Share": "push push-expert export bom serve gateway sign verify-signature",
+        "Share": "push push-expert export export-gguf bom serve gateway sign verify-signature",
         "Withdraw": "opt-out receipt",
         "Maintain": "verify gc arrays db schema",
     }.items()

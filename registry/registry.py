@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from registry import composition as composition_  # methods have the names of these three packages
 from registry import doctor as doctor_
-from registry import evaluation, hub, maintenance, registration, signing, training
+from registry import evaluation, gguf, hub, maintenance, registration, signing, training
 from registry import opt_out as opt_out_
 from registry import report as report_
 from registry.calibration.corpus import check_files
@@ -776,6 +776,42 @@ class Registry:
         """
         require_composed(Path(folder))
         return report_.write_bom(self._workspace, folder, out, replace=replace)
+
+    def export_gguf(
+        self,
+        folder: PathLike,
+        out: PathLike,
+        type: str | None = None,  # noqa: A002 - llama.cpp's word
+        *,
+        llama_cpp: PathLike | None = None,
+        importance: bool = True,
+        pre_tokenizer: str | None = None,
+        replace: bool = False,
+    ) -> gguf.GgufExport:
+        """Write a composed folder as GGUF for llama.cpp, whose converter and programs do it, and return the files.
+
+        llama.cpp's tokens of some text are compared with the tokenizer's before anything is kept.
+
+        Args:
+            folder: a composed folder, unchanged.
+            out: a file; of adapters a folder, for their base model and a LoRA for each expert.
+            type: f32, f16, bf16, q8_0, or a type of fewer bits: q6_K, q5_K_M, q4_K_M, iq4_XS, q4_0, q3_K_M, q2_K; by
+                default the one that holds the weights exactly.
+            llama_cpp: the folder of llama.cpp's source; by default the one whose converter is on PATH.
+            importance: weigh errors of fewer bits by the members' statistics.
+            pre_tokenizer: llama.cpp's name of the rules that cut text as the tokenizer does, where it does not know it.
+            replace: replace `out`, a file.
+
+        Raises:
+            NotFoundError: there is no llama.cpp, or not the program that the type needs; no such base model.
+            IncompatibleError: llama.cpp knows no such model, cuts text into other tokens, or lacks what an adapter has.
+            CheckpointError: llama.cpp fails.
+        """
+        require_composed(Path(folder))
+        return gguf.export_gguf(
+            self._workspace, folder, out, type,
+            llama_cpp=llama_cpp, importance=importance, pre_tokenizer=pre_tokenizer, replace=replace,
+        )  # fmt: skip
 
     # -- the Hub -----------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import pytest
 import registry
 from registry import Registry
 from tests.conftest import DEMO_SIZES
+from tests.llama_cpp import stand_in
 from tests.models import make_model
 from tests.running import ROOT
 from tests.writable_hub import WritableHub, writable_hub
@@ -68,6 +69,7 @@ def test_every_method_documents_its_arguments_and_result() -> None:
 def test_examples_run(hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("registry.demo.train.new_model", lambda: make_model("llama", 0, **DEMO_SIZES))
+    stand_in(tmp_path / "llama.cpp", "llama-quantize")
     names: dict[str, object] = {}
     pieces = re.split(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     assert len(pieces) > 60

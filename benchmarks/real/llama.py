@@ -1,6 +1,7 @@
-"""Models in llama.cpp: converted by its own converter, quantised, and run by llama-cpp-python.
+"""Models in llama.cpp: written by `reg export-gguf`, and run by llama-cpp-python.
 
-Both come from llama-cpp-python's source package. It is built once, which takes two cores about half an hour.
+llama.cpp's source comes with llama-cpp-python's source package. It is built once with cmake, which takes two cores five
+to twenty minutes.
 """
 
 import os
@@ -16,49 +17,53 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-PACKAGE, NEEDED = "llama-cpp-python==0.3.36", ("diskcache==5.6.3", "sentencepiece==0.2.1")
+from registry import Registry
+
+PACKAGE, NEEDED = "llama-cpp-python==0.3.36", "diskcache==5.6.3"
 PLACE = Path(__file__).parents[2] / "build" / "llama-cpp"
 CONTEXT = 2048
-QUANTISED = {"q8_0": 7, "q4_K_M": 15}
-"""Numbers that llama.cpp has for kinds of quantised files (`llama_ftype`)."""
+PLAIN = " without importance"
+KINDS = ("f16", "q8_0", "q4_K_M", f"q4_K_M{PLAIN}")
+"""Kinds of files: their types, with an importance matrix where bits are few, and without."""
+
+_LEFT_OUT = ("LLAMA_CURL", "LLAMA_OPENSSL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_SERVER")
 
 
-def installed() -> Any:
-    """Return the module `llama_cpp`, which is built where it is not yet (CalledProcessError: it cannot be)."""
+def installed() -> Path:
+    """Return the folder of llama.cpp's source and programs, made where it is not there."""
     if not PLACE.exists():
         pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-        less = os.environ | {"CMAKE_ARGS": "-DLLAMA_BUILD_TOOLS=OFF -DMTMD_BUILD=OFF"}
         PLACE.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=PLACE.parent) as name:
-            scratch = Path(name)
+            scratch, partial = Path(name), Path(name) / "made"
             subprocess.run([*pip, "download", "--no-deps", "-d", scratch, PACKAGE], check=True)
-            source, partial = next(scratch.glob("*.tar.gz")), scratch / "llama-cpp"
-            with tarfile.open(source) as file:
+            with tarfile.open(next(scratch.glob("*.tar.gz"))) as file:
                 file.extractall(scratch, filter="data")
-            subprocess.run(
-                [*pip, "install", "--no-deps", "--target", partial / "site", source, *NEEDED], check=True, env=less
-            )
-            next(scratch.glob("*/vendor/llama.cpp")).rename(partial / "llama.cpp")
+            subprocess.run([*pip, "install", "--no-deps", "--target", partial / "site", NEEDED], check=True)
+            source = next(scratch.glob("*/vendor/llama.cpp"))
+            next(scratch.glob("*/llama_cpp")).rename(partial / "site" / "llama_cpp")
+            source.rename(partial / "llama.cpp")
+            build = partial / "llama.cpp" / "build"
+            less = [f"-D{option}=OFF" for option in _LEFT_OUT]
+            subprocess.run(["cmake", "-S", build.parent, "-B", build, "-DCMAKE_BUILD_TYPE=Release", *less], check=True)
+            targets = ["--target", "llama-quantize", "llama-tokenize"]
+            subprocess.run(["cmake", "--build", build, "-j", str(os.cpu_count()), *targets], check=True)
             partial.rename(PLACE)
+    return PLACE / "llama.cpp"
+
+
+def library() -> Any:
+    """Return the module `llama_cpp`, on the library that was built."""
+    os.environ["LLAMA_CPP_LIB_PATH"] = str(installed() / "build" / "bin")
     if (site := str(PLACE / "site")) not in sys.path:
         sys.path.append(site)
     return import_module("llama_cpp")
 
 
-def converted(folder: Path, kind: str) -> Path:
-    """Convert a folder to `model.gguf` in it, of float16 or quantised from that, and return its path."""
-    library, f16, out = installed(), folder / "f16.gguf", folder / "model.gguf"
-    converter = [sys.executable, str(PLACE / "llama.cpp" / "convert_hf_to_gguf.py"), str(folder)]
-    beside = os.environ | {"PYTHONPATH": str(PLACE / "site")}
-    asked_for = ["--outtype", "f16", "--outfile", str(f16)]
-    subprocess.run([*converter, *asked_for], check=True, capture_output=True, env=beside)
-    if kind == "f16":
-        return f16.rename(out)
-    asked = library.llama_model_quantize_default_params()
-    asked.ftype = QUANTISED[kind]
-    if library.llama_model_quantize(os.fsencode(f16), os.fsencode(out), asked):
-        raise ValueError(f"llama.cpp does not quantise to {kind}")
-    f16.unlink()
+def exported(registry: Registry, folder: Path, kind: str) -> Path:
+    """Write a composed folder as one of `KINDS`, and return the file."""
+    out, importance = folder.with_name(f"{folder.name}.gguf"), PLAIN not in kind
+    registry.export_gguf(folder, out, kind.removesuffix(PLAIN), llama_cpp=installed(), importance=importance)
     return out
 
 
@@ -68,7 +73,7 @@ class InLlama(nn.Module):
     def __init__(self, path: Path) -> None:
         """Load it."""
         super().__init__()
-        self.model = installed().Llama(
+        self.model = library().Llama(
             str(path), n_ctx=CONTEXT, n_threads=torch.get_num_threads(), logits_all=True, verbose=False
         )
 

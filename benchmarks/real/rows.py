@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from benchmarks.mergekit import configuration, evenly, installed
-from benchmarks.real.llama import QUANTISED, InLlama, converted
+from benchmarks.real.llama import KINDS, InLlama, exported
 from benchmarks.real.place import JOINT, Place, rows_of
 from registry import Recipe, Registry
 from registry.errors import UnsupportedFamilyError
@@ -131,13 +131,8 @@ def in_llama(recipe: Recipe, kind: str) -> Load:
 
     def load(place: Place, names: Sequence[str], scratch: Path) -> Any:
         with Registry(place.work / "home") as registry:
-            registry.compose(names, scratch, recipe)
-        try:
-            path = converted(scratch, kind)
-        except subprocess.CalledProcessError as error:
-            raise ValueError(f"llama.cpp: {(error.stderr or b'').decode().strip() or error}") from error
-        for weights in scratch.glob("*.safetensors"):
-            weights.unlink()
+            registry.compose(names, scratch / "moe", recipe)
+            path = exported(registry, scratch / "moe", kind)
         return InLlama(path)
 
     return load
@@ -154,7 +149,7 @@ DUME = Recipe(
 )  # fmt: skip
 """Equation 4 of that paper: the one expert's weight is its softmax over all, in closed form near 1 / their number."""
 
-IN_LLAMA = {f"--to moe in llama.cpp {kind}": in_llama(Recipe(), kind) for kind in ("f16", *QUANTISED)}
+IN_LLAMA = {f"--to moe in llama.cpp {kind}": in_llama(Recipe(), kind) for kind in KINDS}
 """Rows that are measured if they are asked for: llama.cpp is built first."""
 
 ROWS: dict[str, Load] = {

@@ -210,23 +210,41 @@ def write_truncated(member: Member, base: Member, out: Path, rank: int | None, p
             f"{member.version.ref} changes no matrix of {base.version.ref}",
             f"export it whole: reg export {member.version.ref} --out DIR",
         )
-    modules, streams = dict[str, int](), []
+    truncated = dict[str, Change]()
     for target, own in kept.items():
-        change, names = changes.whole[target].truncated(own), [target]
+        change = truncated[_module(base, target)] = changes.whole[target].truncated(own)
         if target == base.family.embedding == base.family.own_head(base.architecture):
-            names.append(base.family.head)
-        for name in names:
-            module = base.family.renamed.get(name, name).removesuffix(".weight")
-            modules[module] = own
-            streams += _streams(module, change, base.shapes[target], embeds=name == base.family.embedding)
-    nbytes = sum(stream.nbytes for stream in streams)
-    with fresh_folder(out, replace=None, nbytes=nbytes) as folder, progress("writing", nbytes, "B") as advance:
-        write_shard(folder / WEIGHTS, streams, advance)
-        write_files(folder, {CONFIG: json_file(_peft_config(base, modules))})
+            truncated[_module(base, base.family.head)] = change
+    write_changes(base, truncated, out, progress)
     share = f"{ranks.kept[0]:.1%} of its change of {base.version.ref} in squares of weights"
     remark(progress, f"ranks from {min(kept.values()):,} to {max(kept.values()):,} keep {share}")
     if changes.vectors:
         remark(progress, f"{len(changes.vectors):,} norms and biases that were trained too are left out")
+
+
+def write_changes(base: Member, changes: Mapping[str, Change], out: Path, progress: Progress) -> None:
+    """Write changes, module → one of the scaling 1, as the folder of an adapter, as PEFT writes it.
+
+    The folder `out` is absent or empty (errors as `write_adapter`).
+    """
+    embedding = _module(base, base.family.embedding)
+    shapes = {_module(base, name): shape for name, shape in base.shapes.items()}
+    shapes.setdefault(_module(base, base.family.head), shapes[embedding])  # a head that is tied to it
+    streams = [
+        stream
+        for module, change in changes.items()
+        for stream in _streams(module, change, shapes[module], embeds=module == embedding)
+    ]
+    nbytes = sum(stream.nbytes for stream in streams)
+    ranks = {module: change.kind[0] for module, change in changes.items()}
+    with fresh_folder(out, replace=None, nbytes=nbytes) as folder, progress("writing", nbytes, "B") as advance:
+        write_shard(folder / WEIGHTS, streams, advance)
+        write_files(folder, {CONFIG: json_file(_peft_config(base, ranks))})
+
+
+def _module(base: Member, name: str) -> str:
+    """Return the module of the base model's transformers class that has a tensor of its checkpoints."""
+    return base.family.renamed.get(name, name).removesuffix(".weight")
 
 
 def _streams(module: str, change: Change, shape: tuple[int, ...], *, embeds: bool) -> list[Stream]:
@@ -252,7 +270,7 @@ def _peft_config(base: Member, modules: Mapping[str, int]) -> dict[str, Any]:
     """Return adapter_config.json of modules and their ranks; the scaling of all is 1."""
     most = max(modules.values())
     ends = {name.rpartition(".")[2] for name in modules}
-    every = {base.family.renamed.get(name, name).removesuffix(".weight") for name in base.shapes}
+    every = {_module(base, name) for name in base.shapes}
     whole = {name for name in every if name.rpartition(".")[2] in ends} <= modules.keys()
     other = {name: rank for name, rank in modules.items() if rank != most}
     return {

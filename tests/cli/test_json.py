@@ -22,6 +22,7 @@ from registry.demo import DemoResult
 from registry.evaluation import Row
 from tests.cli.conftest import Reg, some_text
 from tests.conftest import Zoo
+from tests.llama_cpp import stand_in
 from tests.writable_hub import writable_hub
 
 NAMES = [context.command_path for _, context in commands()]
@@ -113,6 +114,7 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
         (work / "signers").write_text(f"me {(work / 'key.pub').read_text()}")
         run("bom", moe)
+        run("export-gguf", moe, "--out", work / "moe.gguf", "--llama-cpp", stand_in(work / "llama.cpp"))
         run("sign", moe, "--key", key)
         run("verify-signature", moe, "--signers", work / "signers")
         run("push", moe, "org/moe", "--license", "mit")

@@ -172,6 +172,10 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("model --server http://x", "model holds a dense model, of type llama"),
     ],
     "bom": [("nosuch", "nosuch is not a folder"), ("model", "model has no composition.json", "name a composed folder")],
+    "export-gguf": [
+        ("nosuch --out a.gguf", "nosuch is not a folder"),
+        ("model --out a.gguf", "model has no composition.json", "name a composed folder"),
+    ],
     "sign": [("nosuch --key text.txt", "nosuch does not exist")],
     "verify-signature": [("nosuch --signers text.txt", "nosuch does not exist")],
     "show": [

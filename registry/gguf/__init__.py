@@ -1,0 +1,5 @@
+"""GGUF files of composed folders, for llama.cpp."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

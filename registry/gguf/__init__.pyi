@@ -1,0 +1,3 @@
+from .export import GgufExport as GgufExport
+from .export import GgufFile as GgufFile
+from .export import export_gguf as export_gguf
