@@ -73,6 +73,7 @@ CALLS: dict[str, tuple[str, str]] = {
     "opt-out": ("expert0", "nosuch"),
     "receipt": ("verify receipt.json", "verify nosuch.json"),
     "bom": ("moe", "nosuch"),
+    "quantize": ("moe --out few", "nosuch --out few"),
     "export-gguf": ("moe --out moe.gguf", "nosuch --out moe.gguf"),
     "sign": ("moe --key key", "nosuch --key key"),
     "verify-signature": ("moe --signers signers", "nosuch --signers signers"),

@@ -25,6 +25,7 @@ COMMANDS = {
         ("sign", "sign verify-signature"),
         ("bom", "bom"),
         ("export_gguf", "export-gguf"),
+        ("quantize", "quantize"),
         ("doctor", "reproduce"),
         ("maintain", "verify gc"),
         ("ui", "ui"),
@@ -45,7 +46,7 @@ JOBS = {
         "Train": "train-expert train train-router proxy train-soup train-simoe",
         "Compose": "suggest compose instantiate preview reproduce",
         "Look": "list show compositions log ui evaluate report route doctor scores continual audit-extraction",
-        "Share": "push push-expert export export-gguf bom serve gateway sign verify-signature",
+        "Share": "push push-expert export export-gguf quantize bom serve gateway sign verify-signature",
         "Withdraw": "opt-out receipt",
         "Maintain": "verify gc arrays db schema",
     }.items()

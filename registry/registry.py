@@ -14,6 +14,7 @@ from registry import composition as composition_  # methods have the names of th
 from registry import doctor as doctor_
 from registry import evaluation, gguf, hub, maintenance, registration, signing, training
 from registry import opt_out as opt_out_
+from registry import quantization as quantization_
 from registry import report as report_
 from registry.calibration.corpus import check_files
 from registry.checkpoint import TrainingRecord, readable_training
@@ -812,6 +813,23 @@ class Registry:
             self._workspace, folder, out, type,
             llama_cpp=llama_cpp, importance=importance, pre_tokenizer=pre_tokenizer, replace=replace,
         )  # fmt: skip
+
+    def quantize(
+        self, folder: PathLike, out: PathLike, scheme: str = "w4a16", *, statistics: bool = True
+    ) -> quantization_.Quantized:
+        """Write a composed folder in few bits, as compressed-tensors, and return what was rounded, and how well.
+
+        Args:
+            folder: a composed folder, unchanged.
+            scheme: w4a16 or w8a16, of 4 or 8 bits a weight.
+            statistics: round by GPTQ with the members' Grams, where they are registered here with statistics.
+
+        Raises:
+            IncompatibleError: the folder brings a modelling file, or its host stacks experts in one tensor.
+            StorageError: compressed-tensors is not installed.
+        """
+        require_composed(Path(folder))
+        return quantization_.quantize(self._workspace, folder, out, scheme, statistics=statistics)
 
     # -- the Hub -----------------------------------------------------------------------------------------------------
 

@@ -214,6 +214,7 @@ reg receipt statement | object | A receipt as an in-toto Statement.
   predicate | object | The content of the receipt (docs/formats.md).
 reg bom | registry.report.bom.BillOfMaterials
 reg export-gguf | registry.gguf.export.GgufExport
+reg quantize | registry.quantization.quantize.Quantized
 reg sign | registry.signing.signature.Signature
 reg verify-signature | registry.signing.signature.Signature
 reg list | list of version | A registered version.

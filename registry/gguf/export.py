@@ -49,9 +49,9 @@ _ADDS_BOS = "tokenizer.ggml.add_bos_token"
 class GgufFile:
     """A GGUF file: of a model, or of an expert that llama.cpp loads beside its base model."""
 
-    file: Path
-    type: str
-    nbytes: int
+    file: Path  # the file
+    type: str  # its type
+    nbytes: int  # its bytes
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class GgufExport:
     """The files that were written, the model first.
 
     Attributes:
+        files: every file.
         importance: the extent of the importance matrix; None without one.
         tokens: tokens of sample text that llama.cpp was seen to cut as the tokenizer does; None if it was not asked.
     """

@@ -114,6 +114,7 @@ def outputs(zoo: Zoo, _filled_home: Path, tmp_path_factory: pytest.TempPathFacto
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
         (work / "signers").write_text(f"me {(work / 'key.pub').read_text()}")
         run("bom", moe)
+        run("quantize", moe, "--out", work / "few bits")
         run("export-gguf", moe, "--out", work / "moe.gguf", "--llama-cpp", stand_in(work / "llama.cpp"))
         run("sign", moe, "--key", key)
         run("verify-signature", moe, "--signers", work / "signers")

@@ -172,6 +172,7 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("model --server http://x", "model holds a dense model, of type llama"),
     ],
     "bom": [("nosuch", "nosuch is not a folder"), ("model", "model has no composition.json", "name a composed folder")],
+    "quantize": [("nosuch --out a", "nosuch is not a folder"), ("model --out a", "model has no composition.json")],
     "export-gguf": [
         ("nosuch --out a.gguf", "nosuch is not a folder"),
         ("model --out a.gguf", "model has no composition.json", "name a composed folder"),

@@ -1,0 +1,2 @@
+from .quantize import Quantized as Quantized
+from .quantize import quantize as quantize

@@ -1,0 +1,350 @@
+"""Composed folders in few bits: compressed-tensors, as transformers and vLLM read it.
+
+Matrices of layers become packed integers with a scale for each row and group of columns. GPTQ takes the Gram of their
+inputs from the members' statistics: an expert's matrices by its own text, the rest by that of all members, and no text
+is read. Down projections have no such statistics; they, and the experts of added layers, are rounded to the nearest.
+Routers, embeddings, heads, norms and the attention of added layers stay as they are.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from registry.composition.card import CARD
+from registry.composition.manifest import ComposedFolder
+from registry.errors import CheckpointError, IncompatibleError, InvalidInputError, StorageError
+from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, MLP_INPUT
+from registry.hosts.context import CONTEXT_LAYERS
+from registry.io.dtypes import NAMES
+from registry.io.model_folder import MARKER, UNLISTED, check_output, fresh_folder, json_file, write_files, write_weights
+from registry.io.safetensors_file import Entry, Stream, read_header
+from registry.io.torch_blocks import to_block
+from registry.io.untrusted import read_json
+from registry.maths.gptq import Rounded, gptq, nearest, output_error
+from registry.member import Member, load_member
+from registry.names.resolve import version_of_content
+from registry.progress import Progress, remark
+from registry.quantization.schemes import GROUPS, SCHEMES
+from registry.workspace import PathLike, Workspace
+from store.arrays import Block
+
+_NAME = re.compile(r"model\.layers\.(\d+)\.(?:self_attn|mlp|[\w.]*?experts\.(\d+))\.(\w+)\.weight")
+_SITES = {
+    "q_proj": ATTENTION_INPUT,
+    "k_proj": ATTENTION_INPUT,
+    "v_proj": ATTENTION_INPUT,
+    "o_proj": ATTENTION_OUTPUT,
+    **dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), MLP_INPUT),
+    **dict.fromkeys(("down_proj", "w2"), ""),
+}
+"""Matrix of a layer → the site of its input; none of a down projection."""
+
+_OTHER = ("model.safetensors.index.json", MARKER, "config.json", *UNLISTED)  # files that are made anew, or not
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A folder in few bits.
+
+    Attributes:
+        folder: the folder.
+        scheme: w4a16 or w8a16.
+        group: columns that have a scale of their own.
+        matrices: those in few bits.
+        by_statistics: those of them that GPTQ rounded.
+        errors: kind of matrix → Σ|(W - Ŵ)x|² / Σ|Wx|² over the members' text, rounded to the nearest, and as written.
+        nbytes: of its weights.
+    """
+
+    folder: Path
+    scheme: str
+    group: int
+    matrices: int
+    by_statistics: int
+    errors: Mapping[str, tuple[float, float]]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a matrix: its layer among the members' own, None of an added one; its expert; its input's site."""
+
+    layer: int | None
+    expert: int | None
+    site: str
+
+
+def quantize(
+    workspace: Workspace, folder: PathLike, out: PathLike, scheme: str, *, statistics: bool = True
+) -> Quantized:
+    """Write a composed folder in few bits (arguments and errors as `Registry.quantize`)."""
+    if scheme not in SCHEMES:
+        raise InvalidInputError(f"scheme {scheme!r} is not one of {', '.join(SCHEMES)}", "such as --scheme w4a16")
+    composed, out = ComposedFolder.read(Path(folder)), Path(out)
+    check_output(out, replace=None)
+    _require_library()
+    source = Source.of(composed)
+    members = _members(workspace, composed) if statistics else []
+    composed.check(workspace.progress)
+    with workspace.reading(*(member.version for member in members)):
+        return write_quantized(source, out, scheme, StoredGrams(members), workspace.progress)
+
+
+def _members(workspace: Workspace, composed: ComposedFolder) -> list[Member]:
+    """Return the members in their order; none, which is said, where one is not here, or none has statistics."""
+    if composed.manifest.from_base is not None:
+        return []
+    refs = composed.manifest.members
+    found = [version_of_content(workspace.catalog, ref.name, ref.digest, composed.digest) for ref in refs]
+    if not all(one and one.state == "active" for one in found):
+        remark(workspace.progress, "rounded to the nearest: not all of its members are registered here")
+        return []
+    members = [load_member(workspace, one) for one in found if one]
+    if any(member.has_statistics(MLP_INPUT) for member in members):
+        return members
+    remark(workspace.progress, "rounded to the nearest: no member has statistics, but counts alone")
+    return []
+
+
+@dataclass(frozen=True)
+class Source:
+    """A composed folder's tensors, and which of them are matrices to quantize."""
+
+    path: Path
+    config: Mapping[str, Any]
+    entries: Mapping[str, tuple[Path, Entry]]
+    places: Mapping[str, Place]
+
+    @classmethod
+    def of(cls, composed: ComposedFolder) -> "Source":
+        """Read the headers of a folder (IncompatibleError: its experts are not matrices of their own)."""
+        config = read_json(composed.path / "config.json")
+        if "auto_map" in config:
+            raise IncompatibleError(
+                f"{composed.path} brings a modelling file, which compressed-tensors does not reach into",
+                "compose for a class of transformers: --to moe --host mixtral, or --to dense",
+            )
+        entries = {
+            name: (path, entry)
+            for path in sorted(composed.path.glob("*.safetensors"))
+            for name, entry in read_header(path).tensors.items()
+        }
+        added = config.get(CONTEXT_LAYERS, [])
+        places = dict(_places(entries, added))
+        experts = {name for name, (_, entry) in entries.items() if len(entry.shape) == 3}
+        if experts or not places:
+            model = config.get("model_type")
+            raise IncompatibleError(
+                f"{composed.path} is a {model}, whose layers have no matrix for each expert and projection",
+                "compose it for another host: --host mixtral",
+            )
+        return cls(composed.path, config, entries, places)
+
+    @property
+    def group(self) -> int:
+        """The columns of a scale (IncompatibleError: none divides every matrix)."""
+        widths = {self.entries[name][1].shape[1] for name in self.places}
+        group = next((size for size in GROUPS if all(width % size == 0 for width in widths)), None)
+        if group is None:
+            raise IncompatibleError(
+                f"{self.path} has matrices of {', '.join(map(str, sorted(widths)))} columns, which no group of "
+                f"{', '.join(map(str, GROUPS))} divides",
+                "compose it again: this program makes hidden sizes multiples of 64",
+            )
+        return group
+
+    @property
+    def ignored(self) -> list[str]:
+        """Linear modules that stay as they are."""
+        kept = (name for name, (_, entry) in self.entries.items() if len(entry.shape) == 2 and name not in self.places)
+        names = [name.removesuffix(".weight") for name in kept if "embed_tokens" not in name]
+        return sorted({*names, "lm_head"})
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a tensor."""
+        from safetensors import safe_open
+
+        with safe_open(self.entries[name][0], "pt") as file:
+            found: Tensor = file.get_tensor(name)
+            return found
+
+    def blocks(self, name: str) -> Iterator[Block]:
+        """Yield a tensor that stays as it is."""
+        yield to_block(self.tensor(name))
+
+
+def _places(entries: Mapping[str, tuple[Path, Entry]], added: Sequence[int]) -> Iterator[tuple[str, Place]]:
+    for name in entries:
+        match = _NAME.fullmatch(name)
+        if match is None or match[3] not in _SITES:
+            continue
+        number, expert = int(match[1]), None if match[2] is None else int(match[2])
+        layer = None if number in added else number - sum(one < number for one in added)
+        if layer is not None or expert is not None:  # transformers reads the experts of all layers alike
+            yield name, Place(layer, expert, _SITES[match[3]])
+
+
+@dataclass
+class StoredGrams:
+    """Grams of the inputs of matrices, out of the members' statistics."""
+
+    members: Sequence[Member]
+
+    def __call__(self, name: str, place: Place) -> Float64[Tensor, "C C"] | None:
+        """Return the Gram of a matrix's input; None where no member has it."""
+        if place.layer is None or not place.site:
+            return None
+        own = self.members if place.expert is None else self.members[place.expert : place.expert + 1]
+        known = tuple(member for member in own if member.has_statistics(place.site))
+        return self._sum(place.site, place.layer, tuple(member.version.ref for member in known))
+
+    @cached_property
+    def _sum(self) -> Callable[[str, int, tuple[str, ...]], Tensor | None]:
+        known = {member.version.ref: member for member in self.members}
+
+        @lru_cache(maxsize=1)  # queries, keys and values have one input, as gates and ups have
+        def read(site: str, layer: int, refs: tuple[str, ...]) -> Tensor | None:
+            total = None
+            for ref in refs:
+                gram = known[ref].packed_statistics(site, layer).gram
+                total = gram if total is None else total.add_(gram)
+            return total
+
+        return read
+
+
+@dataclass
+class _Rounding:
+    """Rounds matrices, each once, and keeps what was not yet written."""
+
+    source: Source
+    bits: int
+    group: int
+    gram_of: Callable[[str, Place], Tensor | None]
+    by_statistics: int = 0
+    errors: dict[str, list[float]] = field(default_factory=dict)
+    _kept: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+
+    def part(self, name: str, part: str) -> Tensor:
+        """Return `packed` or `scale` of a matrix."""
+        from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+
+        if (name, part) not in self._kept:
+            rounded = self._rounded(name)
+            self._kept[name, "packed"] = pack_to_int32(rounded.integers, self.bits)
+            self._kept[name, "scale"] = rounded.scales
+        return self._kept.pop((name, part))
+
+    def _rounded(self, name: str) -> Rounded:
+        weight, place = self.source.tensor(name), self.source.places[name]
+        made = nearest(weight, self.bits, self.group, weight.dtype)
+        if (gram := self.gram_of(name, place)) is None:
+            return made
+        gram = _widened(gram, weight.shape[1])
+        better = gptq(weight, gram, self.bits, self.group, weight.dtype)
+        kind = "experts" if place.expert is not None else "attention" if place.site != MLP_INPUT else "MLPs"
+        sums = self.errors.setdefault(kind, [0.0, 0.0, 0.0])
+        plain, whole = output_error(weight, made, gram)
+        for at, value in enumerate((plain, output_error(weight, better, gram)[0], whole)):
+            sums[at] += value
+        self.by_statistics += 1
+        return better
+
+
+def _widened(gram: Tensor, width: int) -> Tensor:
+    """Return a Gram of a stream with more channels, whose weights are zero: of the size of the others, and apart."""
+    if len(gram) == width:
+        return gram
+    whole = torch.eye(width, dtype=gram.dtype) * gram.diagonal().mean()
+    whole[: len(gram), : len(gram)] = gram
+    return whole
+
+
+def _streams(source: Source, rounding: _Rounding) -> Iterator[Stream]:
+    for name, (_, entry) in source.entries.items():
+        dtype = NAMES[entry.dtype]
+        if name not in source.places:
+            yield Stream(name, dtype, entry.shape, partial(source.blocks, name))
+            continue
+        (rows, columns), module = entry.shape, name.removesuffix(".weight")
+        shapes = {"packed": (rows, -(-columns * rounding.bits // 32)), "scale": (rows, columns // rounding.group)}
+        for part, own in (("packed", "int32"), ("scale", dtype)):
+            yield Stream(f"{module}.weight_{part}", own, shapes[part], partial(_blocks, rounding, name, part))
+        yield Stream.of(f"{module}.weight_shape", to_block(torch.tensor(entry.shape)), "int64")
+
+
+def _blocks(rounding: _Rounding, name: str, part: str) -> Iterable[Block]:
+    return [to_block(rounding.part(name, part))]
+
+
+def write_quantized(
+    source: Source, out: Path, scheme: str, gram_of: Callable[[str, Place], Tensor | None], progress: Progress
+) -> Quantized:
+    """Write a folder in few bits; `gram_of` gives the Gram of a matrix's input, or None to round it to the nearest."""
+    bits, group = SCHEMES[scheme], source.group
+    rounding = _Rounding(source, bits, group, gram_of)
+    streams = list(_streams(source, rounding))
+    nbytes = sum(stream.nbytes for stream in streams)
+    with fresh_folder(out, replace=None, nbytes=nbytes) as fresh:
+        with progress(f"rounding to {bits} bits", nbytes, "B") as advance:
+            write_weights(fresh, streams, advance)
+        copied = [path for path in source.path.iterdir() if path.is_file() and path.suffix != ".safetensors"]
+        files = {path.name: path.read_bytes() for path in copied if path.name not in _OTHER}
+        if CARD in files:
+            files[CARD] += _said(scheme, group, rounding.by_statistics, len(source.places)).encode()
+        config = {**source.config, "quantization_config": _config(bits, group, source.ignored)}
+        write_files(fresh, {**files, "config.json": json_file(config)})
+        _check(fresh, source)
+    errors = {kind: (plain / whole, own / whole) for kind, (plain, own, whole) in rounding.errors.items() if whole}
+    return Quantized(out, scheme, group, len(source.places), rounding.by_statistics, errors, nbytes)
+
+
+def _config(bits: int, group: int, ignored: Sequence[str]) -> dict[str, Any]:
+    from compressed_tensors.quantization import QuantizationConfig
+
+    weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": group}
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": [*ignored],
+    }
+    QuantizationConfig.model_validate(config)
+    return config
+
+
+def _check(folder: Path, source: Source) -> None:
+    """Count what was written against the plan (CheckpointError: a matrix is missing, or another one is in few bits)."""
+    written = {name for path in folder.glob("*.safetensors") for name in read_header(path).tensors}
+    packed = {name.removesuffix("_packed") for name in written if name.endswith(".weight_packed")}
+    kept = {name for name in written if not re.search(r"\.weight_(packed|scale|shape)$", name)}
+    if packed != {*source.places} or kept != {*source.entries} - packed:
+        raise CheckpointError(
+            f"{len(packed)} matrices are in few bits, and {len(source.places)} were to be", "report this"
+        )
+
+
+def _said(scheme: str, group: int, by_statistics: int, matrices: int) -> str:
+    how = f"{by_statistics} of them by GPTQ with the members' statistics, the others " if by_statistics else ""
+    return (
+        f"\n## Weights\n\n{matrices} matrices are rounded to {scheme}, in groups of {group} columns: {how}to the "
+        "nearest. They load where compressed-tensors is installed.\n"
+    )
+
+
+def _require_library() -> None:
+    try:
+        import_module("compressed_tensors")
+    except ImportError as error:
+        raise StorageError(
+            f"weights in few bits need compressed-tensors: {error}", "run: pip install 'expert-registry[quantize]'"
+        ) from error

@@ -1,0 +1,62 @@
+"""Proves: GPTQ is Algorithm 1 of Frantar et al. 2022, makes outputs better than rounding to the nearest, and is that
+where inputs are not correlated."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from registry.maths.gptq import gptq, nearest, output_error
+
+
+def drawn(rows: int, columns: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return a matrix, and the Gram of correlated inputs."""
+    draw = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(200, columns, generator=draw) @ torch.randn(columns, columns, generator=draw)
+    return torch.randn(rows, columns, generator=draw), inputs.double().T @ inputs.double()
+
+
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 64), (8, 32)])
+def test_gptq_is_algorithm_1(bits: int, group: int) -> None:
+    weight, gram = drawn(6, 128)
+    made = gptq(weight, gram, bits, group, torch.float32)
+    damped = gram + 0.01 * gram.diagonal().mean() * torch.eye(128, dtype=torch.float64)
+    factor = torch.linalg.cholesky(torch.linalg.inv(damped)).T  # lower of the inverse; its transpose is upper
+    assert torch.allclose(factor.T @ factor, torch.linalg.inv(damped))
+    rest = weight.double()
+    for column in range(128):
+        scale = made.scales[:, column // group].double()
+        rounded = (rest[:, column] / scale).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        assert torch.equal(rounded, made.integers[:, column].double())
+        error = (rest[:, column] - rounded * scale) / factor[column, column]
+        for later in range(column, 128):
+            rest[:, later] -= error * factor[column, later]
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_outputs_are_better_than_to_the_nearest(bits: int) -> None:
+    weight, gram = drawn(32, 128, seed=1)
+    plain, better = nearest(weight, bits, 32, torch.float32), gptq(weight, gram, bits, 32, torch.float32)
+    error, size = output_error(weight, better, gram)
+    assert error < 0.8 * output_error(weight, plain, gram)[0] < size
+    change = (weight - better.weights).double()
+    assert error == pytest.approx(float((change @ gram @ change.T).trace()))
+
+
+def test_where_inputs_are_not_correlated_it_rounds_to_the_nearest() -> None:
+    weight, _ = drawn(8, 64)
+    plain = nearest(weight, 4, 32, torch.float16)
+    made = gptq(weight, torch.eye(64, dtype=torch.float64), 4, 32, torch.float16)
+    assert torch.equal(made.integers, plain.integers)
+    assert torch.equal(made.scales, plain.scales)
+    assert plain.scales.dtype == torch.float16
+
+
+def test_a_weight_is_off_by_half_a_step_at_most_and_powers_in_a_group_are_exact() -> None:
+    weight, _ = drawn(8, 64)
+    made = nearest(weight, 8, 32, torch.float32)
+    step = made.scales.repeat_interleave(32, dim=1)
+    inside = weight.abs() < 127 * step
+    assert ((weight - made.weights).abs() <= step * 0.5001)[inside].all()
+    sparse = torch.zeros(4, 64)
+    sparse[torch.arange(4), torch.arange(4) * 9] = torch.tensor([1.0, -2.0, 0.0, 2**-10])
+    assert torch.equal(nearest(sparse, 4, 32, torch.float32).weights, sparse)

@@ -1,0 +1,151 @@
+"""Proves: a folder in few bits loads with transformers, has the matrices that GPTQ makes of the members' Grams, and
+everything else to the byte; what cannot be is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from registry import Recipe, Registry
+from registry.errors import CheckpointError, IncompatibleError, InvalidInputError, OutputError
+from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, MLP_INPUT
+from registry.maths.gptq import gptq, nearest
+from registry.member import load_member
+from tests.conftest import SETTINGS, Zoo
+from tests.models import logits, make_model, save_checkpoint, train_tokenizer
+
+pytest.importorskip("compressed_tensors")
+
+PAIR = ["code", "german"]
+
+
+def unpacked(tensors: dict[str, torch.Tensor], module: str, bits: int) -> torch.Tensor:
+    """Return the weights that packed tensors stand for."""
+    from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
+
+    shape = torch.Size(tensors[f"{module}.weight_shape"].tolist())
+    integers = unpack_from_int32(tensors[f"{module}.weight_packed"], bits, shape)
+    scales = tensors[f"{module}.weight_scale"]
+    weights: torch.Tensor = integers.float() * scales.float().repeat_interleave(shape[1] // scales.shape[1], dim=1)
+    return weights
+
+
+@pytest.mark.parametrize(("scheme", "bits"), [("w4a16", 4), ("w8a16", 8)])
+def test_matrices_are_those_of_gptq_with_the_members_grams(
+    filled: Registry, tmp_path: Path, scheme: str, bits: int
+) -> None:
+    filled.compose(PAIR, tmp_path / "moe")
+    made = filled.quantize(tmp_path / "moe", tmp_path / "few", scheme)
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("moe", "few"))
+    members = [load_member(filled._workspace, filled.resolve(name)) for name in PAIR]
+    layers, hidden = members[0].architecture.num_hidden_layers, members[0].architecture.hidden_size
+    by_statistics = 0
+    for number in range(layers + 2):
+        is_added, at = number in (0, layers + 1), f"model.layers.{number}"
+        for expert, member in enumerate(members):
+            for name in ("w1", "w2", "w3"):
+                module = f"{at}.block_sparse_moe.experts.{expert}.{name}"
+                weight = before[f"{module}.weight"]
+                expected = nearest(weight, bits, made.group, torch.float32)
+                if name != "w2" and not is_added:
+                    own = member.statistics(MLP_INPUT, number - 1).gram
+                    gram = torch.eye(weight.shape[1], dtype=torch.float64) * own.diagonal().mean()
+                    gram[:hidden, :hidden] = own
+                    expected = gptq(weight, gram, bits, made.group, torch.float32)
+                    by_statistics += 1
+                assert torch.equal(unpacked(after, module, bits), expected.weights)
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            module = f"{at}.self_attn.{name}"
+            if is_added:
+                assert torch.equal(after.pop(f"{module}.weight"), before[f"{module}.weight"])
+                continue
+            site = ATTENTION_OUTPUT if name == "o_proj" else ATTENTION_INPUT
+            first, second = (member.statistics(site, number - 1).gram for member in members)
+            own = first + second
+            weight = before[f"{module}.weight"]
+            gram = torch.eye(weight.shape[1], dtype=torch.float64) * own.diagonal().mean()
+            gram[: len(own), : len(own)] = own
+            assert torch.equal(
+                unpacked(after, module, bits), gptq(weight, gram, bits, made.group, torch.float32).weights
+            )
+            by_statistics += 1
+    assert made.by_statistics == by_statistics
+    kept = {name for name in after if name.endswith(".weight")}
+    packed = [name for name in after if name.endswith(".weight_packed")]
+    assert len(packed) == made.matrices
+    assert kept | {name.removesuffix("_packed") for name in packed} | {
+        name for name in before if "self_attn" in name
+    } == {*before}
+    assert all(torch.equal(after[name], before[name]) for name in kept)
+    assert all(own < plain for plain, own in made.errors.values())
+    assert {*made.errors} == {"experts", "attention"}
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(host="qwen3_moe"), Recipe(to="dense", trunk="mean")])
+@pytest.mark.parametrize(("scheme", "bits"), [("w4a16", 4), ("w8a16", 8)])
+def test_transformers_loads_the_rounded_matrices(
+    registry: Registry, zoo: Zoo, tmp_path: Path, recipe: Recipe, scheme: str, bits: int
+) -> None:
+    family = "qwen3" if recipe.host == "qwen3_moe" else "llama"
+    for number, name in enumerate(PAIR, start=901):
+        folder = save_checkpoint(make_model(family, number), tmp_path / name, train_tokenizer())
+        registry.add_expert(name, folder, data=[zoo.train[name]], settings=SETTINGS)
+    registry.compose(PAIR, tmp_path / "whole", recipe)
+    registry.quantize(tmp_path / "whole", tmp_path / "few", scheme)
+    whole, few = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "few"))
+    for name in whole:
+        if f"{name}_packed" in few:
+            whole[name] = unpacked(few, name.removesuffix(".weight"), bits)
+    ids = torch.arange(1, 65)[None]
+    exact = logits(tmp_path / "whole", ids)
+    save_file(whole, tmp_path / "whole" / "model.safetensors", {"format": "pt"})
+    found = logits(tmp_path / "few", ids)
+    assert torch.equal(found, logits(tmp_path / "whole", ids))
+    assert not torch.equal(found, exact)
+
+
+def test_without_statistics_everything_is_rounded_to_the_nearest(filled: Registry, tmp_path: Path) -> None:
+    filled.compose(PAIR, tmp_path / "moe")
+    made = filled.quantize(tmp_path / "moe", tmp_path / "a", statistics=False)
+    assert (made.by_statistics, made.errors) == (0, {})
+    with Registry(tmp_path / "empty") as empty:
+        empty.quantize(tmp_path / "moe", tmp_path / "b")
+    files = sorted(path.name for path in (tmp_path / "a").iterdir())
+    made_anew = {"composition.json", "README.md", "config.json", "model.safetensors"}
+    assert {*files} == {path.name for path in (tmp_path / "moe").iterdir()} - {"composition.json"}
+    copied = {*files} - made_anew
+    assert "tokenizer_config.json" in copied
+    assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "moe" / name).read_bytes() for name in copied)
+    assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in files)
+    assert "rounded to w4a16" in (tmp_path / "a" / "README.md").read_text()
+    config = json.loads((tmp_path / "a" / "config.json").read_text())["quantization_config"]
+    assert {"lm_head", "model.layers.0.self_attn.q_proj", "model.layers.1.block_sparse_moe.gate"} <= {*config["ignore"]}
+
+
+def test_what_cannot_be_is_refused_before_anything_is_written(filled: Registry, tmp_path: Path) -> None:
+    moe, out = tmp_path / "moe", tmp_path / "out"
+    filled.compose(PAIR, moe, Recipe(host="remote-code"))
+    with pytest.raises(IncompatibleError, match="brings a modelling file"):
+        filled.quantize(moe, out)
+    filled.compose(PAIR, moe, force=True)
+    with pytest.raises(InvalidInputError, match="'fp8' is not one of"):
+        filled.quantize(moe, out, "fp8")
+    assert not out.exists()
+    filled.quantize(moe, out)
+    with pytest.raises(OutputError, match="exists and is not empty"):
+        filled.quantize(moe, out)
+    with (moe / "config.json").open("a") as file:
+        file.write(" ")
+    with pytest.raises(CheckpointError, match="was changed since"):
+        filled.quantize(moe, tmp_path / "other")
+
+
+def test_experts_that_are_stacked_in_one_tensor_are_refused(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
+    folder = save_checkpoint(make_model("granite", 901), tmp_path / "granite", train_tokenizer())
+    registry.add_expert("granite", folder, data=[zoo.train["code"]], settings=SETTINGS)
+    registry.compose(["granite"], tmp_path / "moe", Recipe(router="ridge"))
+    with pytest.raises(IncompatibleError, match="is a granitemoe, whose layers have no matrix for each expert"):
+        registry.quantize(tmp_path / "moe", tmp_path / "out")
