@@ -20,6 +20,7 @@ from cli.shared_options import scoring
 from cli.version_output import warn_of_folder, warn_of_opted_out
 from registry.errors import InvalidInputError
 from registry.io.display import printable
+from registry.io.model_folder import check_file
 from registry.io.untrusted import is_folder
 from registry.runtime.folder_checks import check_routed
 
@@ -216,9 +217,7 @@ def report(
     from registry import TestSettings
 
     if out is not None:
-        from registry.report.files import check_page
-
-        check_page(out, replace=force)
+        check_file(out, replace=force)
     with session.registry() as registry:
         figures = registry.report(composition, data, TestSettings(**settings))
         warn_of_opted_out(registry, [composition])  # last: a wrong name is to be reported before torch is imported

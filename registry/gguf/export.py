@@ -14,21 +14,22 @@ from typing import Any
 
 import torch
 
+from registry.composition.known_members import known_members
 from registry.composition.low_rank import Change, write_changes
 from registry.composition.manifest import ComposedFolder
 from registry.composition.stored import write_dense
-from registry.errors import CheckpointError, IncompatibleError, InvalidInputError, OutputError, StorageError
+from registry.errors import CheckpointError, IncompatibleError, InvalidInputError, StorageError
 from registry.gguf.importance import Importance, write_importance
 from registry.gguf.llama_cpp import TOKENIZE, LlamaCpp
 from registry.gguf.types import BITS, EXACT, FEW_BITS, TYPES
 from registry.hosts.context import CONTEXT_LAYERS
 from registry.io.disk import atomic_file
-from registry.io.model_folder import check_output, fresh_folder
+from registry.io.model_folder import check_file, check_output, check_outside, fresh_folder
 from registry.io.safetensors_file import read_header
 from registry.io.untrusted import read_json
 from registry.io.work_dirs import temporary_folder
 from registry.member import Member, load_member
-from registry.names.resolve import by_digest, version_of_content
+from registry.names.resolve import by_digest
 from registry.progress import Progress, remark
 from registry.workspace import PathLike, Workspace
 
@@ -100,8 +101,7 @@ class _Export:
             importance = None
             if kind != first:
                 weights, last = work / "imatrix.gguf", work / "quantized.gguf"
-                if members and (importance := write_importance(made, weights, members, added)) is None:
-                    remark(self.progress, "no importance matrix: no member has statistics, but counts alone")
+                importance = write_importance(made, weights, members, added) if members else None
                 self.llama.quantize(made, last, kind, weights if importance else None, int(sizes[-1]), self.progress)
                 made = last
             with atomic_file(out, f".{out.name}.{os.getpid()}.partial") as fresh:
@@ -145,23 +145,16 @@ def export_gguf(
         _say_left_out(config, workspace.progress)
         check_output(out, replace=None)
     else:
-        _check_file(out, composed.path, replace=replace)
+        check_outside(out, composed.path)
+        check_file(out, replace=replace)
     llama = LlamaCpp.find(None if llama_cpp is None else Path(llama_cpp))
     if kind in FEW_BITS:
         llama.require_quantize(kind)
     _require_gguf()
     composed.check(workspace.progress)
     export = _Export(workspace, llama, kind, pre_tokenizer or "")
-    versions = [
-        version_of_content(workspace.catalog, ref.name, ref.digest, composed.digest)
-        for ref in composed.manifest.members
-    ]
-    is_known = composed.manifest.from_base is None and all(one and one.state == "active" for one in versions)
-    wanted = importance and kind in FEW_BITS
-    if wanted and not is_known:
-        remark(workspace.progress, "no importance matrix: not all of its members are registered here")
-    with workspace.reading(*(one for one in versions if one and is_known)):
-        members = [load_member(workspace, one) for one in versions if one] if wanted and is_known else []
+    members = known_members(workspace, composed, "no importance matrix") if importance and kind in FEW_BITS else []
+    with workspace.reading(*(member.version for member in members)):
         if _ADAPTED in config:
             return _write_adapters(export, composed, config, out, members)
         made = export.model(composed.path, out, members, config.get(CONTEXT_LAYERS, []))
@@ -260,17 +253,6 @@ def _require_gguf() -> None:
         import_module("gguf")
     except ImportError as error:
         raise StorageError(f"GGUF files need gguf: {error}", "run: pip install 'expert-registry[gguf]'") from error
-
-
-def _check_file(out: Path, folder: Path, *, replace: bool) -> None:
-    if out.resolve().is_relative_to(folder.resolve()):
-        raise OutputError(f"{out} is in {folder}, which holds no file but the composition's", "choose another --out")
-    if out.is_dir() or (not replace and (out.exists() or out.is_symlink())):
-        raise OutputError(
-            f"{out} exists", "choose another --out" + ("" if out.is_dir() else ", or replace it: --force")
-        )
-    if not out.parent.is_dir():
-        raise OutputError(f"{out.parent} is not a folder", "create it, or choose another --out")
 
 
 def _require_room(out: Path, nbytes: int) -> None:

@@ -61,19 +61,17 @@ class _Squares:
         return _Squares(torch.cat([self.sums, more], dim=1), self.counts)
 
 
-def write_importance(model: Path, out: Path, members: Sequence[Member], added: Sequence[int]) -> Importance | None:
-    """Write the importance matrix of a GGUF file; nothing, and None, if no member has statistics.
+def write_importance(model: Path, out: Path, members: Sequence[Member], added: Sequence[int]) -> Importance:
+    """Write the importance matrix of a GGUF file, and return its extent.
 
     Args:
         model: the GGUF file, before it is quantized.
-        members: in the order of its experts.
+        members: in the order of its experts; one of them has statistics.
         added: numbers of its layers that no member has.
     """
     from gguf import GGUFReader, GGUFWriter
 
     known = [member for member in members if member.has_statistics(MLP_INPUT)]
-    if not known:
-        return None
     shapes = {one.name: tuple(int(size) for size in reversed(one.shape)) for one in GGUFReader(model).tensors}
     matrices = {name: shape for name, shape in shapes.items() if len(shape) > 1}
     layers = {number: number - sum(one < number for one in added) for number in _layers(matrices) - {*added}}

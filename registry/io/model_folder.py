@@ -97,6 +97,22 @@ def check_output(out: Path, *, replace: bool | None) -> None:
         raise OutputError(not_composed(out), "choose another --out")
 
 
+def check_file(out: Path, *, replace: bool) -> None:
+    """Raise OutputError if a file cannot be written: it exists and `replace` is False, or it has no folder."""
+    if out.is_dir() or (not replace and (out.exists() or out.is_symlink())):
+        raise OutputError(
+            f"{out} exists", "choose another --out" + ("" if out.is_dir() else ", or replace it: --force")
+        )
+    if not out.absolute().parent.is_dir():
+        raise OutputError(f"{out.absolute().parent} is not a folder", "create it, or choose another --out")
+
+
+def check_outside(out: Path, folder: Path) -> None:
+    """Raise OutputError if a file would be in a composed folder, where nothing else belongs."""
+    if out.resolve().is_relative_to(folder.resolve()):
+        raise OutputError(f"{out} is in {folder}, which holds no file but the composition's", "choose another --out")
+
+
 def not_composed(place: object) -> str:
     """Return the message that a folder or prefix holds something of others."""
     return f"{place} is not empty and has no {MARKER}, so it was not composed by this program and is not deleted"

@@ -19,6 +19,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from registry.composition.card import CARD
+from registry.composition.known_members import known_members
 from registry.composition.manifest import ComposedFolder
 from registry.errors import CheckpointError, IncompatibleError, InvalidInputError, StorageError
 from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, MLP_INPUT
@@ -29,9 +30,8 @@ from registry.io.safetensors_file import Entry, Stream, read_header
 from registry.io.torch_blocks import to_block
 from registry.io.untrusted import read_json
 from registry.maths.gptq import Rounded, gptq, nearest, output_error
-from registry.member import Member, load_member
-from registry.names.resolve import version_of_content
-from registry.progress import Progress, remark
+from registry.member import Member
+from registry.progress import Progress
 from registry.quantization.schemes import GROUPS, SCHEMES
 from registry.workspace import PathLike, Workspace
 from store.arrays import Block
@@ -92,26 +92,10 @@ def quantize(
     check_output(out, replace=None)
     _require_library()
     source = Source.of(composed)
-    members = _members(workspace, composed) if statistics else []
+    members = known_members(workspace, composed, "rounded to the nearest") if statistics else []
     composed.check(workspace.progress)
     with workspace.reading(*(member.version for member in members)):
         return write_quantized(source, out, scheme, StoredGrams(members), workspace.progress)
-
-
-def _members(workspace: Workspace, composed: ComposedFolder) -> list[Member]:
-    """Return the members in their order; none, which is said, where one is not here, or none has statistics."""
-    if composed.manifest.from_base is not None:
-        return []
-    refs = composed.manifest.members
-    found = [version_of_content(workspace.catalog, ref.name, ref.digest, composed.digest) for ref in refs]
-    if not all(one and one.state == "active" for one in found):
-        remark(workspace.progress, "rounded to the nearest: not all of its members are registered here")
-        return []
-    members = [load_member(workspace, one) for one in found if one]
-    if any(member.has_statistics(MLP_INPUT) for member in members):
-        return members
-    remark(workspace.progress, "rounded to the nearest: no member has statistics, but counts alone")
-    return []
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from registry.checkpoint.model_files import EXPERT_TRAINING
 from registry.checkpoint.version_files import base_of_adapter, parse_training, training_file
 from registry.composition.card import CARD, license_of
 from registry.composition.manifest import ComposedFolder, VersionRef
-from registry.errors import OutputError, RegError
+from registry.errors import RegError
 from registry.evaluation.stored import Score, widest
 from registry.hub.card_additions import languages_of, source_of
 from registry.hub.hub_errors import endpoint
-from registry.io.model_folder import BOM, MARKER, json_file
+from registry.io.model_folder import BOM, MARKER, check_file, check_outside, json_file
 from registry.io.safetensors_file import read_header
 from registry.io.untrusted import json_object, read_json
 from registry.names.resolve import version_of_content
@@ -29,7 +29,7 @@ from registry.progress import remark
 from registry.registration.lineage import relations_of, samples_of_version
 from registry.report import cyclonedx
 from registry.report.cyclonedx import Json, known, losses, metric, properties
-from registry.report.files import check_page, write_page
+from registry.report.files import write_page
 from registry.workspace import PathLike, Workspace
 from store.catalog import VersionRecord
 from store.digest import is_digest
@@ -72,9 +72,9 @@ def write_bom(workspace: Workspace, folder: PathLike, out: PathLike | None, *, r
     composed = ComposedFolder.read(Path(folder))
     own = composed.path / BOM
     file = own if out is None or Path(out).resolve() == own.resolve() else Path(out)
-    if file != own and file.resolve().is_relative_to(composed.path.resolve()):
-        raise OutputError(f"{file} is in {composed.path}, which holds no file but the composition's", "leave out --out")
-    check_page(file, replace=replace or file == own)
+    if file != own:
+        check_outside(file, composed.path)
+    check_file(file, replace=replace or file == own)
     cyclonedx.require_library()
     composed.check(workspace.progress)
     bill = _Bill(workspace, composed)

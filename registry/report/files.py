@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
-from registry.errors import OutputError, StorageError
+from registry.errors import StorageError
 from registry.io.disk import atomic_file
-from registry.io.model_folder import require_composed
+from registry.io.model_folder import check_file, require_composed
 from registry.names.resolve import composition_of
 from registry.workspace import PathLike
 from store.catalog import Catalog
@@ -17,19 +17,9 @@ def check_source(catalog: Catalog, composition: PathLike) -> None:
         require_composed(Path(composition))
 
 
-def check_page(out: Path, *, replace: bool) -> None:
-    """Check that a page can be written (OutputError: it exists and `replace` is False, or it has no folder)."""
-    if out.is_dir() or (not replace and (out.exists() or out.is_symlink())):
-        raise OutputError(
-            f"{out} exists", "choose another --out" + ("" if out.is_dir() else ", or replace it: --force")
-        )
-    if not out.absolute().parent.is_dir():
-        raise OutputError(f"{out.absolute().parent} is not a folder", "create it, or choose another --out")
-
-
 def write_page(out: Path, text: str, *, replace: bool) -> None:
-    """Write a page (errors as `check_page`; StorageError: it cannot be written)."""
-    check_page(out, replace=replace)
+    """Write a page (errors as `check_file`; StorageError: it cannot be written)."""
+    check_file(out, replace=replace)
     try:
         with atomic_file(out, f".{out.name}.{os.getpid()}.partial", durable=False) as fresh:
             fresh.write_text(text, encoding="utf-8")
