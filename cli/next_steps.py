@@ -26,6 +26,15 @@ def composing(experts: Iterable[str], *options: str) -> list[str]:
     return ["compose", "--experts", ",".join(experts), *options, "--out", fresh("moe/")]
 
 
+def of_counts_alone(versions: "Sequence[VersionRecord]") -> tuple[str, ...]:
+    """Return the options that compose versions of which some have counts alone, of which no trunk is solved."""
+    if all(one.site != TOKEN_COUNTS for version in versions for one in version.statistics):
+        return ()
+    from registry.checkpoint.version_files import base_of_adapter
+
+    return ("--to", "adapters") if all(map(base_of_adapter, versions)) else ("--trunk", "mean")
+
+
 def composing_as_typed(*, without: Collection[str] = (), renamed: Mapping[str, str] | None = None) -> list[str]:
     """Return the words that compose what this command was about, with its options (arguments as of `typed_words`)."""
     words = typed_words(without=(*_OUTPUT_FORMS, *without, "out"), renamed=renamed)

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from cli.next_steps import composing
+from cli.next_steps import composing, of_counts_alone
 from cli.option_groups import command
 from cli.options import Size, files, integer, option, split
 from cli.output import done, is_quiet, next_step, note, print_line, print_table, printed_json
@@ -27,8 +27,9 @@ def suggest(session: Session, /, like: tuple[Path, ...], **settings: Any) -> Non
     """Name the experts to compose for a text, from stored counts of tokens alone: no model runs.
 
     One after another is chosen: the one that lowers the predicted loss of the text most, until the next would lower it
-    by less than 3 %. The loss, in nats a token, is that of counts, and compares experts; a model's is lower. Text that
-    costs every expert much more than its own is said to be nobody's.
+    by less than 3 %. The loss, in nats a token, is that of counts, and compares experts; a model's is lower. A line has
+    the share of the text that goes to the expert, the loss with it and those before it, and how much more its share
+    costs than its own text does. Text that costs every expert much more is said to be nobody's.
     """
     if settings["budget"] is not None and settings["max_bytes"] is not None:
         raise click.UsageError("--budget and --max-bytes exclude one another.")
@@ -36,6 +37,7 @@ def suggest(session: Session, /, like: tuple[Path, ...], **settings: Any) -> Non
     with session.registry() as registry:
         found = registry.suggest(like, **settings)
         bases = {version.name for version in registry.versions(kind="base")}
+        options = of_counts_alone([registry.resolve(one.ref) for one in found.experts])
     if printed_json(found.document()):
         return
     rows = [
@@ -54,7 +56,7 @@ def suggest(session: Session, /, like: tuple[Path, ...], **settings: Any) -> Non
     if found.left_out:
         note(f"not compared: {few(list(found.left_out))}")
     if not found.nobody:
-        next_step(composing(refs))
+        next_step(composing(refs, *options))
         return
     if found.others_know:
         print_line("these experts do not know this text, and others know some of it: allow more, or name fewer")

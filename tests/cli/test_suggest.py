@@ -23,6 +23,13 @@ def test_table_json_and_next_command(reg: Reg, filled: Registry, tmp_path: Path)
     assert filled.compositions() == []
 
 
+def test_experts_of_counts_alone_are_composed_by_a_trunk_that_needs_no_more(reg: Reg, zoo: Zoo, bare: Path) -> None:
+    reg("add-expert", "counted", bare, "--data", zoo.train["code"], "--sites", "counts")
+    result = reg("suggest", "--like", zoo.test["code"], "--without", "code")
+    assert result.stdout.splitlines()[1].split()[0] == "counted@1"
+    assert "compose --experts counted@1 --trunk mean --out" in result.stderr
+
+
 def test_nobodys_text(reg: Reg, zoo: Zoo) -> None:
     result = reg("suggest", "--like", zoo.test["law"], "--without", "law,code")
     assert "nobody knows this text" in result.stdout
