@@ -32,7 +32,8 @@ def quantize(session: Session, folder: Path, out: Path, scheme: str, nearest: bo
     if printed_json(made):
         return
     by = f", {made.by_statistics} by statistics" if made.by_statistics else ""
-    lines = [f"wrote {made.folder}  {made.matrices} matrices in {scheme}{by}, {made.nbytes / 1e6:,.1f} MB"]
+    few = f"{made.matrices} matrices in {scheme}{by}, {made.kept} as they were"
+    lines = [f"wrote {made.folder}  {few}, {made.nbytes / 1e6:,.1f} MB"]
     for kind, (plain, own) in made.errors.items():
         lines.append(f"  {kind}: outputs are off by {own**0.5:.2%} of their size, to the nearest by {plain**0.5:.2%}")
     done(str(made.folder), *lines)

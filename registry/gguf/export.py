@@ -22,15 +22,17 @@ from registry.errors import CheckpointError, IncompatibleError, InvalidInputErro
 from registry.gguf.importance import Importance, write_importance
 from registry.gguf.llama_cpp import TOKENIZE, LlamaCpp
 from registry.gguf.types import BITS, EXACT, FEW_BITS, TYPES
-from registry.hosts.context import CONTEXT_LAYERS
 from registry.io.disk import atomic_file
 from registry.io.model_folder import check_file, check_output, check_outside, fresh_folder
 from registry.io.safetensors_file import read_header
 from registry.io.untrusted import read_json
 from registry.io.work_dirs import temporary_folder
 from registry.member import Member, load_member
+from registry.names.reference import check_name
 from registry.names.resolve import by_digest
 from registry.progress import Progress, remark
+from registry.runtime.folder_checks import added_layers, check_members
+from registry.runtime.loading import load_tokenizer
 from registry.workspace import PathLike, Workspace
 
 _BITS = BITS | FEW_BITS
@@ -113,10 +115,11 @@ class _Export:
         if (found := self.llama.tokens(made, text)) is None:
             remark(self.progress, f"tokens are not compared: there is no {TOKENIZE}, neither built nor on PATH")
             return None
-        expected = _tokenizer(folder)(text, verbose=False)["input_ids"]
+        tokenizer = load_tokenizer(folder)
+        expected = tokenizer(text, verbose=False)["input_ids"]
         if found != expected:
             at = next((n for n, pair in enumerate(zip(found, expected, strict=False)) if len({*pair}) > 1), len(found))
-            near = _tokenizer(folder).decode(expected[max(at - 3, 0) : at + 3])
+            near = tokenizer.decode(expected[max(at - 3, 0) : at + 3])
             raise IncompatibleError(
                 f"llama.cpp cuts text into other tokens than {folder.name}'s tokenizer, at token {at}, near {near!r}",
                 "name the rules that cut text alike: --pre-tokenizer NAME, one of llama.cpp's in src/llama-vocab.cpp",
@@ -141,6 +144,7 @@ def export_gguf(
     composed, out = ComposedFolder.read(Path(folder)), Path(out).absolute()
     config = read_json(composed.path / "config.json")
     if _ADAPTED in config:
+        check_members(composed.path, config)
         _require_plain(config)
         _say_left_out(config, workspace.progress)
         check_output(out, replace=None)
@@ -157,7 +161,7 @@ def export_gguf(
     with workspace.reading(*(member.version for member in members)):
         if _ADAPTED in config:
             return _write_adapters(export, composed, config, out, members)
-        made = export.model(composed.path, out, members, config.get(CONTEXT_LAYERS, []))
+        made = export.model(composed.path, out, members, added_layers(config, str(composed.path / "config.json")))
         return GgufExport((made[0],), *made[1:])
 
 
@@ -174,7 +178,7 @@ def _write_adapters(
         with fresh_folder(out, replace=None, nbytes=_weights(model)[1] // 8) as fresh:
             file, importance, tokens = export.model(model, fresh / f"{base.name}.gguf", members, ())
             files, plain = [file], file.type if file.type in EXACT.values() else "f16"
-            for number, name in enumerate(config["members"]):
+            for number, name in enumerate(map(check_name, config["members"])):
                 if not (changes := _changes(composed.path, config, number)):
                     continue  # the base model itself
                 adapter = work / f"{name}-lora"
@@ -284,12 +288,6 @@ def _pre_tokenizer(folder: Path) -> str:
     return _PRE.get(tuple(step.get("type") for step in steps), "") if plain else ""
 
 
-def _tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder)
-
-
 def _mend(file: Path, folder: Path) -> None:
     """Set what the converter takes from the size of a vocabulary as if it told the model.
 
@@ -297,7 +295,7 @@ def _mend(file: Path, folder: Path) -> None:
     """
     from gguf import GGUFReader
 
-    tokenizer, reader = _tokenizer(folder), GGUFReader(file, "r+")
+    tokenizer, reader = load_tokenizer(folder), GGUFReader(file, "r+")
     if (field := reader.get_field(_ADDS_BOS)) is not None:
         begins = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
         field.parts[field.data[0]][0] = begins

@@ -41,10 +41,13 @@ def nearest(weight: Float[Tensor, "O I"], bits: int, group: int, dtype: torch.dt
 
 
 def gptq(
-    weight: Float[Tensor, "O I"], gram: Float[Tensor, "I I"], bits: int, group: int, dtype: torch.dtype
+    weight: Float[Tensor, "O I"], factor: Float[Tensor, "I I"], bits: int, group: int, dtype: torch.dtype
 ) -> Rounded:
-    """Return a matrix rounded by GPTQ; `gram` is A, float64, and the rest as in `nearest`. Time grows with O I²."""
-    rest, factor = weight.float().clone(), _factor(gram)
+    """Return a matrix rounded by GPTQ; the factor is that of its inputs, and the rest as in `nearest`.
+
+    Time grows with O I².
+    """
+    rest = weight.float().clone()
     integers, scales = torch.empty_like(rest, dtype=torch.int8), []
     for begin in range(0, rest.shape[1], group):
         end = begin + group
@@ -66,8 +69,11 @@ def output_error(weight: Float[Tensor, "O I"], rounded: Rounded, gram: Float[Ten
     return float(((change @ gram) * change).sum()), float(((whole @ gram) * whole).sum())
 
 
-def _factor(gram: Float[Tensor, "I I"]) -> Float[Tensor, "I I"]:
-    """Return the upper Cholesky factor of (A + damping)⁻¹ in float32 (steps 2 and 3 of the algorithm)."""
+def inverse_factor(gram: Float[Tensor, "I I"]) -> Float[Tensor, "I I"]:
+    """Return the upper Cholesky factor of (A + damping)⁻¹ in float32 (steps 2 and 3 of the algorithm); A is float64.
+
+    Matrices of one input have it in common. Time grows with I³.
+    """
     damped = gram.clone()
     damped.diagonal().add_(_DAMPING * float(gram.diagonal().mean()) or 1.0)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))

@@ -23,16 +23,16 @@ from registry.composition.known_members import known_members
 from registry.composition.manifest import ComposedFolder
 from registry.errors import CheckpointError, IncompatibleError, InvalidInputError, StorageError
 from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, MLP_INPUT
-from registry.hosts.context import CONTEXT_LAYERS
 from registry.io.dtypes import NAMES
 from registry.io.model_folder import MARKER, UNLISTED, check_output, fresh_folder, json_file, write_files, write_weights
 from registry.io.safetensors_file import Entry, Stream, read_header
 from registry.io.torch_blocks import to_block
 from registry.io.untrusted import read_json
-from registry.maths.gptq import Rounded, gptq, nearest, output_error
+from registry.maths.gptq import Rounded, gptq, inverse_factor, nearest, output_error
 from registry.member import Member
 from registry.progress import Progress
 from registry.quantization.schemes import GROUPS, SCHEMES
+from registry.runtime.folder_checks import added_layers
 from registry.workspace import PathLike, Workspace
 from store.arrays import Block
 
@@ -60,6 +60,7 @@ class Quantized:
         group: columns that have a scale of their own.
         matrices: those in few bits.
         by_statistics: those of them that GPTQ rounded.
+        kept: linear layers that stay as they are.
         errors: kind of matrix → Σ|(W - Ŵ)x|² / Σ|Wx|² over the members' text, rounded to the nearest, and as written.
         nbytes: of its weights.
     """
@@ -69,6 +70,7 @@ class Quantized:
     group: int
     matrices: int
     by_statistics: int
+    kept: int
     errors: Mapping[str, tuple[float, float]]
     nbytes: int
 
@@ -121,13 +123,13 @@ class Source:
             for path in sorted(composed.path.glob("*.safetensors"))
             for name, entry in read_header(path).tensors.items()
         }
-        added = config.get(CONTEXT_LAYERS, [])
+        added = added_layers(config, str(composed.path / "config.json"))
         places = dict(_places(entries, added))
         experts = {name for name, (_, entry) in entries.items() if len(entry.shape) == 3}
         if experts or not places:
             model = config.get("model_type")
             raise IncompatibleError(
-                f"{composed.path} is a {model}, whose layers have no matrix for each expert and projection",
+                f"{composed.path} is a {model}, whose layers have no matrix of its own for each projection and expert",
                 "compose it for another host: --host mixtral",
             )
         return cls(composed.path, config, entries, places)
@@ -216,6 +218,7 @@ class _Rounding:
     by_statistics: int = 0
     errors: dict[str, list[float]] = field(default_factory=dict)
     _kept: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    _input: tuple[Tensor, Tensor, Tensor] | None = None  # the last Gram, the same of all channels, and its factor
 
     def part(self, name: str, part: str) -> Tensor:
         """Return `packed` or `scale` of a matrix."""
@@ -232,8 +235,11 @@ class _Rounding:
         made = nearest(weight, self.bits, self.group, weight.dtype)
         if (gram := self.gram_of(name, place)) is None:
             return made
-        gram = _widened(gram, weight.shape[1])
-        better = gptq(weight, gram, self.bits, self.group, weight.dtype)
+        if self._input is None or self._input[0] is not gram or len(self._input[1]) != weight.shape[1]:
+            whole = _widened(gram, weight.shape[1])
+            self._input = gram, whole, inverse_factor(whole)
+        _, gram, factor = self._input
+        better = gptq(weight, factor, self.bits, self.group, weight.dtype)
         kind = "experts" if place.expert is not None else "attention" if place.site != MLP_INPUT else "MLPs"
         sums = self.errors.setdefault(kind, [0.0, 0.0, 0.0])
         plain, whole = output_error(weight, made, gram)
@@ -288,7 +294,8 @@ def write_quantized(
         write_files(fresh, {**files, "config.json": json_file(config)})
         _check(fresh, source)
     errors = {kind: (plain / whole, own / whole) for kind, (plain, own, whole) in rounding.errors.items() if whole}
-    return Quantized(out, scheme, group, len(source.places), rounding.by_statistics, errors, nbytes)
+    kept, done = len(source.ignored), rounding.by_statistics
+    return Quantized(out, scheme, group, len(source.places), done, kept, errors, nbytes)
 
 
 def _config(bits: int, group: int, ignored: Sequence[str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from registry.families import FAMILIES
 from registry.hosts.architecture import SIZES
 from registry.hosts.context import CONTEXT_LAYERS
 from registry.io.safetensors_file import read_header
+from registry.io.untrusted import COUNT, list_of, some_fields
 from registry.runtime.sequence_hosts import HINT, sequence_host
 
 _ROUTED_HINT = "name a mixture, an ensemble or a SIMoE: reg compose --experts A,B --out DIR"
@@ -28,6 +29,12 @@ def check_members(folder: Path, config: Mapping[str, Any]) -> None:
     check_stored_sizes(folder, [config], where)
     host.check(config, where)
     check_stored_sizes(folder, config.get("member_configs", ()), where)
+
+
+def added_layers(config: Mapping[str, Any], where: str) -> list[int]:
+    """Return the numbers of the layers that context routing added (CheckpointError: they are no such numbers)."""
+    own = some_fields(config, {CONTEXT_LAYERS: list_of(COUNT)}, where, hint=HINT, optional=(CONTEXT_LAYERS,))
+    return list(own.get(CONTEXT_LAYERS, ()))
 
 
 def check_stored_sizes(folder: Path, configs: Iterable[Mapping[str, Any]], where: str) -> None:

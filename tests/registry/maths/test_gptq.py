@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from registry.maths.gptq import gptq, nearest, output_error
+from registry.maths.gptq import gptq, inverse_factor, nearest, output_error
 
 
 def drawn(rows: int, columns: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -18,7 +18,7 @@ def drawn(rows: int, columns: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 64), (8, 32)])
 def test_gptq_is_algorithm_1(bits: int, group: int) -> None:
     weight, gram = drawn(6, 128)
-    made = gptq(weight, gram, bits, group, torch.float32)
+    made = gptq(weight, inverse_factor(gram), bits, group, torch.float32)
     damped = gram + 0.01 * gram.diagonal().mean() * torch.eye(128, dtype=torch.float64)
     factor = torch.linalg.cholesky(torch.linalg.inv(damped)).T  # lower of the inverse; its transpose is upper
     assert torch.allclose(factor.T @ factor, torch.linalg.inv(damped))
@@ -35,7 +35,10 @@ def test_gptq_is_algorithm_1(bits: int, group: int) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_outputs_are_better_than_to_the_nearest(bits: int) -> None:
     weight, gram = drawn(32, 128, seed=1)
-    plain, better = nearest(weight, bits, 32, torch.float32), gptq(weight, gram, bits, 32, torch.float32)
+    plain, better = (
+        nearest(weight, bits, 32, torch.float32),
+        gptq(weight, inverse_factor(gram), bits, 32, torch.float32),
+    )
     error, size = output_error(weight, better, gram)
     assert error < 0.8 * output_error(weight, plain, gram)[0] < size
     change = (weight - better.weights).double()
@@ -45,7 +48,7 @@ def test_outputs_are_better_than_to_the_nearest(bits: int) -> None:
 def test_where_inputs_are_not_correlated_it_rounds_to_the_nearest() -> None:
     weight, _ = drawn(8, 64)
     plain = nearest(weight, 4, 32, torch.float16)
-    made = gptq(weight, torch.eye(64, dtype=torch.float64), 4, 32, torch.float16)
+    made = gptq(weight, inverse_factor(torch.eye(64, dtype=torch.float64)), 4, 32, torch.float16)
     assert torch.equal(made.integers, plain.integers)
     assert torch.equal(made.scales, plain.scales)
     assert plain.scales.dtype == torch.float16

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from registry import Recipe, Registry
 from registry.errors import CheckpointError, IncompatibleError, InvalidInputError, OutputError
 from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, MLP_INPUT
-from registry.maths.gptq import gptq, nearest
+from registry.maths.gptq import gptq, inverse_factor, nearest
 from registry.member import load_member
 from tests.conftest import SETTINGS, Zoo
 from tests.models import logits, make_model, save_checkpoint, train_tokenizer
@@ -53,7 +53,7 @@ def test_matrices_are_those_of_gptq_with_the_members_grams(
                     own = member.statistics(MLP_INPUT, number - 1).gram
                     gram = torch.eye(weight.shape[1], dtype=torch.float64) * own.diagonal().mean()
                     gram[:hidden, :hidden] = own
-                    expected = gptq(weight, gram, bits, made.group, torch.float32)
+                    expected = gptq(weight, inverse_factor(gram), bits, made.group, torch.float32)
                     by_statistics += 1
                 assert torch.equal(unpacked(after, module, bits), expected.weights)
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
@@ -68,13 +68,15 @@ def test_matrices_are_those_of_gptq_with_the_members_grams(
             gram = torch.eye(weight.shape[1], dtype=torch.float64) * own.diagonal().mean()
             gram[: len(own), : len(own)] = own
             assert torch.equal(
-                unpacked(after, module, bits), gptq(weight, gram, bits, made.group, torch.float32).weights
+                unpacked(after, module, bits),
+                gptq(weight, inverse_factor(gram), bits, made.group, torch.float32).weights,
             )
             by_statistics += 1
     assert made.by_statistics == by_statistics
     kept = {name for name in after if name.endswith(".weight")}
     packed = [name for name in after if name.endswith(".weight_packed")]
     assert len(packed) == made.matrices
+    assert made.kept == 2 * 4 + (layers + 2) + 1  # attention of the added layers, routers, the head
     assert kept | {name.removesuffix("_packed") for name in packed} | {
         name for name in before if "self_attn" in name
     } == {*before}
