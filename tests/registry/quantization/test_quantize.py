@@ -149,5 +149,5 @@ def test_experts_that_are_stacked_in_one_tensor_are_refused(registry: Registry, 
     folder = save_checkpoint(make_model("granite", 901), tmp_path / "granite", train_tokenizer())
     registry.add_expert("granite", folder, data=[zoo.train["code"]], settings=SETTINGS)
     registry.compose(["granite"], tmp_path / "moe", Recipe(router="ridge"))
-    with pytest.raises(IncompatibleError, match="is a granitemoe, whose layers have no matrix for each expert"):
+    with pytest.raises(IncompatibleError, match="is a granitemoe, whose layers have no matrix of its own"):
         registry.quantize(tmp_path / "moe", tmp_path / "out")
