@@ -43,6 +43,7 @@ def nodes_of(package: str) -> dict[Path, list[ast.AST]]:
     return {path: list(ast.walk(ast.parse(path.read_text(encoding="utf-8")))) for path in paths}
 
 
+@functools.cache
 def is_declared(path: Path) -> bool:
     """Tell whether a module declares a method, or what all methods have in common."""
     return name_of(path) in INTERFACES or any(

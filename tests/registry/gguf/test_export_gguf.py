@@ -239,29 +239,31 @@ def test_a_converted_mixture_holds_every_weight(source: Path, registry: Registry
 def test_a_lora_file_is_what_an_adapter_changes(source: Path, registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
     registry.add_base("base", zoo.base)
     patterns = {"rank_pattern": {"up_proj": 3}, "alpha_pattern": {"up_proj": 12}}
-    for name, options in (("code", {"r": 4, "lora_alpha": 6}), ("german", {"r": 2, "lora_alpha": 4, **patterns})):
-        folder = train(zoo.base, tmp_path / name, target_modules=["q_proj", "up_proj", "down_proj"], **options)
-        registry.add_expert(name, folder, base="base", data=[zoo.train[name]], settings=SETTINGS)
-    registry.compose(PAIR, tmp_path / "adapters", Recipe(to="adapters"))
+    modules = ["q_proj", "up_proj", "down_proj"]
+    folder = train(zoo.base, tmp_path / "code", target_modules=modules, r=2, lora_alpha=3, **patterns)
+    registry.add_expert("code", folder, base="base", data=[zoo.train["code"]], settings=SETTINGS)
+    registry.compose(["code"], tmp_path / "adapters", Recipe(to="adapters"))
     made = registry.export_gguf(tmp_path / "adapters", tmp_path / "gguf", llama_cpp=source)
-    assert [one.file.name for one in made.files] == ["base.gguf", "code-lora.gguf", "german-lora.gguf"]
+    assert [one.file.name for one in made.files] == ["base.gguf", "code-lora.gguf"]
     assert {path.name for path in (tmp_path / "gguf").iterdir()} == {one.file.name for one in made.files}
     _, base = read(tmp_path / "gguf" / "base.gguf")
     before = load_file(zoo.base / "model.safetensors")
     assert np.array_equal(base["token_embd.weight"], before["model.embed_tokens.weight"].numpy())
-    for name, scalings in (("code", {}), ("german", {"ffn_up": 4.0})):
-        keys, found = read(tmp_path / "gguf" / f"{name}-lora.gguf")
-        trained = load_file(tmp_path / name / "adapter_model.safetensors")
-        for theirs, ours in (("ffn_up", "mlp.up_proj"), ("ffn_down", "mlp.down_proj"), ("attn_q", "self_attn.q_proj")):
-            a, b = (found[f"blk.1.{theirs}.weight.lora_{part}"] for part in "ab")
-            assert keys["adapter.lora.alpha"] == len(a)  # llama.cpp scales by alpha over this matrix's rank
-            down, up = (trained[f"base_model.model.model.layers.1.{ours}.lora_{part}.weight"] for part in "AB")
-            scaling = scalings.get(theirs, 1.5 if name == "code" else 2.0)
-            expected = (up * scaling).numpy() if theirs != "attn_q" else rotated(up * scaling, 4)
-            assert np.array_equal(a[: len(down)], down.numpy())
-            assert np.array_equal(b[:, : len(down)], expected)
-            assert not a[len(down) :].any()
-            assert not b[:, len(down) :].any()
+    keys, found = read(tmp_path / "gguf" / "code-lora.gguf")
+    trained = load_file(tmp_path / "code" / "adapter_model.safetensors")
+    for theirs, ours, scaling in (
+        ("ffn_up", "mlp.up_proj", 4.0),
+        ("ffn_down", "mlp.down_proj", 1.5),
+        ("attn_q", "self_attn.q_proj", 1.5),
+    ):
+        a, b = (found[f"blk.1.{theirs}.weight.lora_{part}"] for part in "ab")
+        assert keys["adapter.lora.alpha"] == len(a) == 3  # llama.cpp scales by alpha over this matrix's rank
+        down, up = (trained[f"base_model.model.model.layers.1.{ours}.lora_{part}.weight"] for part in "AB")
+        expected = (up * scaling).numpy() if theirs != "attn_q" else rotated(up * scaling, 4)
+        assert np.array_equal(a[: len(down)], down.numpy())
+        assert np.array_equal(b[:, : len(down)], expected)
+        assert not a[len(down) :].any()
+        assert not b[:, len(down) :].any()
 
 
 @pytest.mark.check
