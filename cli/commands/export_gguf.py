@@ -8,7 +8,6 @@ from cli.option_groups import command
 from cli.options import Choice, composed_path, file, flag, option
 from cli.output import done, next_step, printed_json
 from cli.session import Session, pass_session
-from cli.version_output import warn_of_opted_out
 from registry.gguf.types import TYPES
 from registry.io.display import few
 from registry.io.model_folder import require_composed
@@ -24,7 +23,7 @@ from registry.io.model_folder import require_composed
 @option(
     "--type TYPE",
     f"{', '.join(TYPES[:-1])} or {TYPES[-1]}. [default: the one that holds the weights exactly]",
-    type=Choice(TYPES),
+    type=Choice(TYPES, case_sensitive=False),
 )
 @file("--llama-cpp DIR", "The folder of llama.cpp's source. [default: that of convert_hf_to_gguf.py on PATH]")
 @flag("--no-importance", "Do not weigh errors of q6_K and fewer bits by the members' statistics.")
@@ -53,7 +52,6 @@ def export_gguf(
             folder, out, type,
             llama_cpp=llama_cpp, importance=not no_importance, pre_tokenizer=pre_tokenizer, replace=force,
         )  # fmt: skip
-        warn_of_opted_out(registry, [folder])
     if printed_json(made):
         return
     model, *experts = made.files
@@ -64,5 +62,5 @@ def export_gguf(
     if made.tokens is not None:
         lines.append(f"  tokens of sample text are the tokenizer's: {made.tokens:,} of {made.tokens:,}")
     done(str(model.file), *lines)
-    loras = "".join(f" --lora {one.file}" for one in experts)
-    next_step(f"llama-server -m {model.file}{loras}")
+    loras = "".join(f" --lora {one.file}" for one in experts)  # of which a request names its own
+    next_step(f"llama-server -m {model.file}{loras}{' --lora-init-without-apply' if experts else ''}")

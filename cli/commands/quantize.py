@@ -8,7 +8,6 @@ from cli.option_groups import command
 from cli.options import Choice, composed_path, file, flag, option
 from cli.output import done, next_step, printed_json
 from cli.session import Session, pass_session
-from cli.version_output import warn_of_opted_out
 from registry.io.model_folder import require_composed
 from registry.quantization.schemes import SCHEMES
 
@@ -28,7 +27,6 @@ def quantize(session: Session, folder: Path, out: Path, scheme: str, nearest: bo
     require_composed(folder)  # before a registry is opened
     with session.registry() as registry:
         made = registry.quantize(folder, out, scheme, statistics=not nearest)
-        warn_of_opted_out(registry, [folder])
     if printed_json(made):
         return
     by = f", {made.by_statistics} by statistics" if made.by_statistics else ""

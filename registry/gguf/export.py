@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from registry.composition.known_members import known_members
+from registry.composition.known_members import known_members, registered_versions
 from registry.composition.low_rank import Change, write_changes
 from registry.composition.manifest import ComposedFolder
 from registry.composition.stored import write_dense
@@ -22,8 +22,10 @@ from registry.errors import CheckpointError, IncompatibleError, InvalidInputErro
 from registry.gguf.importance import Importance, write_importance
 from registry.gguf.llama_cpp import TOKENIZE, LlamaCpp
 from registry.gguf.types import BITS, EXACT, FEW_BITS, TYPES
+from registry.hosts import Host, native
+from registry.hosts.context import CONTEXT_LAYERS
 from registry.io.disk import atomic_file
-from registry.io.model_folder import check_file, check_output, check_outside, fresh_folder
+from registry.io.model_folder import check_apart, check_file, check_output, check_outside, fresh_folder
 from registry.io.safetensors_file import read_header
 from registry.io.untrusted import read_json
 from registry.io.work_dirs import temporary_folder
@@ -90,6 +92,7 @@ class _Export:
         self, folder: Path, out: Path, members: Sequence[Member], added: Sequence[int]
     ) -> tuple[GgufFile, Importance | None, int | None]:
         """Write the file of a folder of transformers; `members` give the importance, if there are any."""
+        _require_no_code(folder)
         own, nbytes = _weights(folder)
         kind = self.kind or own
         first = kind if kind in BITS else own
@@ -144,17 +147,20 @@ def export_gguf(
     composed, out = ComposedFolder.read(Path(folder)), Path(out).absolute()
     config = read_json(composed.path / "config.json")
     if _ADAPTED in config:
+        check_apart(out, composed.path, "a composed folder holds no other file")
+        check_output(out, replace=None)
         check_members(composed.path, config)
         _require_plain(config)
         _say_left_out(config, workspace.progress)
-        check_output(out, replace=None)
     else:
+        _require_heads(config)
         check_outside(out, composed.path)
         check_file(out, replace=replace)
     llama = LlamaCpp.find(None if llama_cpp is None else Path(llama_cpp))
     if kind in FEW_BITS:
         llama.require_quantize(kind)
     _require_gguf()
+    registered_versions(workspace.catalog, composed)  # none was opted out
     composed.check(workspace.progress)
     export = _Export(workspace, llama, kind, pre_tokenizer or "")
     members = known_members(workspace, composed, "no importance matrix") if importance and kind in FEW_BITS else []
@@ -174,9 +180,10 @@ def _write_adapters(
     with workspace.reading(version), temporary_folder(workspace.home.work) as work:
         base = load_member(workspace, version)
         model = work / base.name
+        _require_own_head(base, config)
         write_dense([base], model, workspace.progress)
         with fresh_folder(out, replace=None, nbytes=_weights(model)[1] // 8) as fresh:
-            file, importance, tokens = export.model(model, fresh / f"{base.name}.gguf", members, ())
+            file, importance, tokens = export.model(model, fresh / "base.gguf", members, ())
             files, plain = [file], file.type if file.type in EXACT.values() else "f16"
             for number, name in enumerate(map(check_name, config["members"])):
                 if not (changes := _changes(composed.path, config, number)):
@@ -250,6 +257,37 @@ def _say_left_out(config: Mapping[str, Any], progress: Progress) -> None:
     for number, name in enumerate(config["members"]):
         if count := sum(number in own for own in config["adapted_vectors"].values()):
             remark(progress, f"{name}: {count:,} norms and biases of its own are left out, as a LoRA has none")
+
+
+def _require_own_head(base: Member, config: Mapping[str, Any]) -> None:
+    """Check that no change of an embedding is one of the head too, to which llama.cpp would apply it transposed."""
+    table = base.family.embedding
+    if table == base.family.own_head(base.architecture) and table.removesuffix(".weight") in config[_ADAPTED]:
+        raise IncompatibleError(
+            f"an adapter changes {table}, which is the head of {base.version.ref} too, and llama.cpp cannot apply that",
+            "compose whole experts: --to moe",
+        )
+
+
+def _require_heads(config: Mapping[str, Any]) -> None:
+    """Check that llama.cpp has the heads of a folder (IncompatibleError: it derives their size from a wider stream)."""
+    kind = config.get("model_type")
+    hosts = [one for one in vars(native).values() if isinstance(one, Host) and one.model_type == kind]
+    if CONTEXT_LAYERS in config and any(one.context and one.context.fixed_heads for one in hosts):
+        raise IncompatibleError(
+            f"llama.cpp derives the size of {kind}'s heads from its hidden size, which context routing makes larger",
+            "compose it for another host, such as --host mixtral, or without a context layer: --router ridge",
+        )
+
+
+def _require_no_code(folder: Path) -> None:
+    """Check that a folder brings no code, which llama.cpp's converter might run (IncompatibleError: it does)."""
+    settings = [folder / name for name in ("config.json", "tokenizer_config.json")]
+    if [*folder.glob("*.py")] or any("auto_map" in read_json(path) for path in settings if path.is_file()):
+        raise IncompatibleError(
+            f"{folder.name} brings code of its own, which llama.cpp does not have",
+            "compose for a class of transformers: --to moe --host mixtral, --to dense or --to adapters",
+        )
 
 
 def _require_gguf() -> None:

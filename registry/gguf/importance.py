@@ -77,7 +77,8 @@ def write_importance(model: Path, out: Path, members: Sequence[Member], added: S
     layers = {number: number - sum(one < number for one in added) for number in _layers(matrices) - {*added}}
     writer, weighed = GGUFWriter(out, "imatrix"), 0
     writer.add_type("imatrix")
-    writer.add_array("imatrix.datasets", [f"{member.version.ref} {member.version.digest}" for member in known])
+    text = ", ".join(f"{member.version.ref} {member.version.digest}" for member in known)
+    writer.add_array("imatrix.datasets", [f"statistics of {text}"])  # of several llama.cpp keeps the first
     writer.add_uint32("imatrix.chunk_count", sum(member.tokens for member in known))
     writer.add_uint32("imatrix.chunk_size", 1)
     for name, squares in _found(matrices, members, layers).items():

@@ -77,10 +77,13 @@ class LlamaCpp:
     def quantize(
         self, model: Path, out: Path, kind: str, importance: Path | None, nbytes: int, progress: Progress
     ) -> None:
-        """Quantize a GGUF file, with an importance matrix if there is one (CheckpointError: llama.cpp fails)."""
-        weighed = [] if importance is None else ["--imatrix", str(importance)]
+        """Quantize a GGUF file, with an importance matrix beside it if there is one (CheckpointError: llama.cpp fails).
+
+        The name of the matrix stands in the file that is made, so it has no path.
+        """
+        weighed = [] if importance is None else ["--imatrix", importance.name]
         words = [str(self.require_quantize(kind)), *weighed, str(model), str(out), kind, str(os.cpu_count() or 1)]
-        self._run(words, f"quantizing to {kind}", out, nbytes, progress)
+        self._run(words, f"quantizing to {kind}", out, nbytes, progress, model.parent)
 
     def tokens(self, model: Path, text: str) -> list[int] | None:
         """Return the tokens of a text by a GGUF file's tokenizer; None where there is no `llama-tokenize`.
@@ -94,14 +97,17 @@ class LlamaCpp:
         )
         lines = [line for line in ended.stdout.decode(errors="replace").splitlines() if line.startswith("[")]
         if ended.returncode or not lines:
-            raise CheckpointError(f"{TOKENIZE} does not load the file: {_told(ended.stderr)}", _newer(self.folder))
+            why = f"{_newer(self.folder)}, or name another --pre-tokenizer if you gave one"
+            raise CheckpointError(f"{TOKENIZE} does not load the file: {_told(ended.stderr)}", why)
         return [int(one) for one in ast.literal_eval(lines[-1])]
 
-    def _run(self, words: Sequence[str], label: str, out: Path, nbytes: int, progress: Progress) -> None:
+    def _run(
+        self, words: Sequence[str], label: str, out: Path, nbytes: int, progress: Progress, at: Path | None = None
+    ) -> None:
         """Run a program while its file grows; its notes are read only if it fails."""
         with TemporaryFile() as notes, progress(label, nbytes, "B") as advance:
             process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=notes, stderr=notes, env=os.environ | _PLAIN
+                words, stdin=subprocess.DEVNULL, stdout=notes, stderr=notes, env=os.environ | _PLAIN, cwd=at
             )
             try:
                 seen = 0
@@ -124,8 +130,8 @@ class LlamaCpp:
         if "is not supported" in text:
             line = next(line for line in text.splitlines() if "is not supported" in line)
             return IncompatibleError(
-                f"llama.cpp: {line.rpartition('ERROR:')[2].strip()}",
-                f"{_newer(self.folder)}; or compose for a host that it knows, such as --host mixtral",
+                f"llama.cpp: {line.rpartition(':')[2].strip()}",
+                f"{_newer(self.folder)}; or compose for a host that it knows, such as --to moe --host mixtral",
             )
         if "pre-tokenizer was not recognized" in text:
             return IncompatibleError(

@@ -7,6 +7,7 @@ from registry.calibration.calibration import is_self_sampled
 from registry.checkpoint.annotations import FILE_NAME
 from registry.composition import Plan
 from registry.composition.card import CARD, license_of, licenses_of, with_additions
+from registry.composition.known_members import registered_versions
 from registry.composition.licenses import check_spelling, roll_up
 from registry.composition.manifest import ComposedFolder
 from registry.errors import InvalidInputError
@@ -23,10 +24,9 @@ from registry.io.untrusted import own_file, read_small
 from registry.io.work_dirs import temporary_folder
 from registry.member import load_member
 from registry.names.reference import check_license
-from registry.names.resolve import find_by_digest
 from registry.progress import remark
 from registry.workspace import PathLike, Workspace
-from store.catalog import Catalog, PushRecord, VersionRecord
+from store.catalog import PushRecord, VersionRecord
 
 Sign = Callable[[ComposedFolder], object]  # writes a signature of a folder whose files were checked into it
 RECOMPOSE = "compose it again, and push that"
@@ -45,7 +45,7 @@ def push(
     license_id = _license(license_id)
     composed = ComposedFolder.read(Path(folder))
     digest = composed.digest
-    _versions_of(workspace.catalog, composed)  # without the Hub, so first
+    registered_versions(workspace.catalog, composed)  # without the Hub, so first
     check_account(target)
     files = _outgoing(workspace, composed, target.repo_id.rpartition("/")[2], license_id)
     if sign is not None:
@@ -119,7 +119,7 @@ def _outgoing(workspace: Workspace, composed: ComposedFolder, name: str, license
     no license follows from those of the members and no `license_id` is given.
     """
     folder, manifest, files = composed.path, composed.manifest, composed.files
-    versions = _versions_of(workspace.catalog, composed)
+    versions = list(registered_versions(workspace.catalog, composed).values())
     composed.check(workspace.progress, RECOMPOSE)
     card = composed.card if CARD in files else b""
     _check_license(license_of(card), license_id, versions, str(folder))
@@ -148,10 +148,3 @@ def _check_license(own: str | None, chosen: str | None, versions: Sequence[Versi
             f"{subject} cannot be published under its members' licenses: {why}",
             "choose the license of the whole: --license ID, an identifier of the Hub; other for a custom one",
         )
-
-
-def _versions_of(catalog: Catalog, composed: ComposedFolder) -> list[VersionRecord]:
-    """Return the versions of a composed folder registered here, base model last (ConflictError: one was opted out)."""
-    holder, digest = str(composed.path), composed.digest
-    versions = (find_by_digest(catalog, one.name, one.digest, holder, digest) for one in composed.manifest.versions)
-    return [version for version in versions if version is not None]

@@ -63,10 +63,10 @@ def gptq(
     return Rounded(integers, torch.stack(scales, dim=1).to(dtype))
 
 
-def output_error(weight: Float[Tensor, "O I"], rounded: Rounded, gram: Float[Tensor, "I I"]) -> tuple[float, float]:
-    """Return Σ_t |(W - Ŵ) x_t|² and Σ_t |W x_t|², by the Gram of x."""
-    change, whole = (weight.float() - rounded.weights).double(), weight.double()
-    return float(((change @ gram) * change).sum()), float(((whole @ gram) * whole).sum())
+def output_size(weight: Float[Tensor, "O I"], gram: Float[Tensor, "I I"]) -> float:
+    """Return Σ_t |W x_t|², by the Gram of x; products are in float32."""
+    weight = weight.float()
+    return float(((weight @ gram.float()) * weight).sum(dtype=torch.float64))
 
 
 def inverse_factor(gram: Float[Tensor, "I I"]) -> Float[Tensor, "I I"]:

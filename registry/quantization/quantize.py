@@ -19,16 +19,25 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from registry.composition.card import CARD
-from registry.composition.known_members import known_members
+from registry.composition.known_members import known_members, registered_versions
 from registry.composition.manifest import ComposedFolder
 from registry.errors import CheckpointError, IncompatibleError, InvalidInputError, StorageError
 from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, MLP_INPUT
-from registry.io.dtypes import NAMES
-from registry.io.model_folder import MARKER, UNLISTED, check_output, fresh_folder, json_file, write_files, write_weights
+from registry.io.dtypes import NAMES, WEIGHT_DTYPES
+from registry.io.model_folder import (
+    MARKER,
+    UNLISTED,
+    check_apart,
+    check_output,
+    fresh_folder,
+    json_file,
+    write_files,
+    write_weights,
+)
 from registry.io.safetensors_file import Entry, Stream, read_header
 from registry.io.torch_blocks import to_block
 from registry.io.untrusted import read_json
-from registry.maths.gptq import Rounded, gptq, inverse_factor, nearest, output_error
+from registry.maths.gptq import Rounded, gptq, inverse_factor, nearest, output_size
 from registry.member import Member
 from registry.progress import Progress
 from registry.quantization.schemes import GROUPS, SCHEMES
@@ -47,6 +56,7 @@ _SITES = {
 }
 """Matrix of a layer → the site of its input; none of a down projection."""
 
+_AGAIN = "compose it again: reg compose --experts … --out DIR"
 _OTHER = ("model.safetensors.index.json", MARKER, "config.json", *UNLISTED)  # files that are made anew, or not
 
 
@@ -91,11 +101,13 @@ def quantize(
     if scheme not in SCHEMES:
         raise InvalidInputError(f"scheme {scheme!r} is not one of {', '.join(SCHEMES)}", "such as --scheme w4a16")
     composed, out = ComposedFolder.read(Path(folder)), Path(out)
+    check_apart(out, composed.path, "a composed folder holds no other file")
     check_output(out, replace=None)
     _require_library()
+    registered_versions(workspace.catalog, composed)  # none was opted out
+    composed.check(workspace.progress)
     source = Source.of(composed)
     members = known_members(workspace, composed, "rounded to the nearest") if statistics else []
-    composed.check(workspace.progress)
     with workspace.reading(*(member.version for member in members)):
         return write_quantized(source, out, scheme, StoredGrams(members), workspace.progress)
 
@@ -132,6 +144,12 @@ class Source:
                 f"{composed.path} is a {model}, whose layers have no matrix of its own for each projection and expert",
                 "compose it for another host: --host mixtral",
             )
+        for name in places:
+            entry = entries[name][1]
+            if len(entry.shape) != 2 or NAMES.get(entry.dtype) not in WEIGHT_DTYPES:
+                raise CheckpointError(
+                    f"{name} is {entry.dtype} {list(entry.shape)}, expected a matrix of weights", _AGAIN
+                )
         return cls(composed.path, config, entries, places)
 
     @property
@@ -188,6 +206,8 @@ class StoredGrams:
         """Return the Gram of a matrix's input; None where no member has it."""
         if place.layer is None or not place.site:
             return None
+        if place.layer >= (depth := self.members[0].architecture.num_hidden_layers) if self.members else False:
+            raise CheckpointError(f"{name} is of layer {place.layer} of the members, which have {depth}", _AGAIN)
         own = self.members if place.expert is None else self.members[place.expert : place.expert + 1]
         known = tuple(member for member in own if member.has_statistics(place.site))
         return self._sum(place.site, place.layer, tuple(member.version.ref for member in known))
@@ -232,19 +252,22 @@ class _Rounding:
 
     def _rounded(self, name: str) -> Rounded:
         weight, place = self.source.tensor(name), self.source.places[name]
+        if not weight.isfinite().all():
+            raise CheckpointError(f"{name} has weights that are no finite numbers", "reg doctor names the member")
         made = nearest(weight, self.bits, self.group, weight.dtype)
         if (gram := self.gram_of(name, place)) is None:
             return made
         if self._input is None or self._input[0] is not gram or len(self._input[1]) != weight.shape[1]:
+            if len(gram) > weight.shape[1]:
+                raise CheckpointError(f"{name} has {weight.shape[1]} columns, its statistics {len(gram)}", _AGAIN)
             whole = _widened(gram, weight.shape[1])
             self._input = gram, whole, inverse_factor(whole)
         _, gram, factor = self._input
         better = gptq(weight, factor, self.bits, self.group, weight.dtype)
         kind = "experts" if place.expert is not None else "attention" if place.site != MLP_INPUT else "MLPs"
         sums = self.errors.setdefault(kind, [0.0, 0.0, 0.0])
-        plain, whole = output_error(weight, made, gram)
-        for at, value in enumerate((plain, output_error(weight, better, gram)[0], whole)):
-            sums[at] += value
+        for at, change in enumerate((weight - made.weights, weight - better.weights, weight)):
+            sums[at] += output_size(change, gram)
         self.by_statistics += 1
         return better
 
@@ -289,7 +312,7 @@ def write_quantized(
         copied = [path for path in source.path.iterdir() if path.is_file() and path.suffix != ".safetensors"]
         files = {path.name: path.read_bytes() for path in copied if path.name not in _OTHER}
         if CARD in files:
-            files[CARD] += _said(scheme, group, rounding.by_statistics, len(source.places)).encode()
+            files[CARD] += _said(scheme, rounding, len(source.places)).encode()
         config = {**source.config, "quantization_config": _config(bits, group, source.ignored)}
         write_files(fresh, {**files, "config.json": json_file(config)})
         _check(fresh, source)
@@ -324,11 +347,13 @@ def _check(folder: Path, source: Source) -> None:
         )
 
 
-def _said(scheme: str, group: int, by_statistics: int, matrices: int) -> str:
-    how = f"{by_statistics} of them by GPTQ with the members' statistics, the others " if by_statistics else ""
+def _said(scheme: str, rounding: _Rounding, matrices: int) -> str:
+    by = rounding.by_statistics
+    how = f"{by} of them by GPTQ with the members' statistics, the others " if by else ""
     return (
-        f"\n## Weights\n\n{matrices} matrices are rounded to {scheme}, in groups of {group} columns: {how}to the "
-        "nearest. They load where compressed-tensors is installed.\n"
+        f"\n## In few bits\n\n{matrices} matrices are rounded to {scheme}, in groups of {rounding.group} columns: "
+        f"{how}to the nearest. They load where compressed-tensors is installed. All above is of the composition that "
+        "this was made from, which has the `composition.json`.\n"
     )
 
 

@@ -15,14 +15,17 @@ from transformers import AutoTokenizer
 from registry import PassSettings, Recipe, Registry
 from registry.errors import (
     CheckpointError,
+    ConflictError,
     IncompatibleError,
     InvalidInputError,
     NotFoundError,
     OutputError,
 )
 from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, HEAD_INPUT, MLP_INPUT
-from registry.gguf.export import _SAMPLE, _mend
+from registry.gguf.export import _SAMPLE, _Export, _mend
+from registry.gguf.llama_cpp import LlamaCpp
 from registry.member import Member, load_member
+from registry.progress import silent
 from tests.conftest import SETTINGS, Zoo
 from tests.llama_cpp import SOURCE, stand_in
 from tests.models import make_model, save_checkpoint, train_tokenizer
@@ -68,7 +71,8 @@ def test_an_importance_matrix_is_the_diagonals_of_the_grams(filled: Registry, mo
     keys, found = read(llama / "bin" / "imatrix.gguf")
     members = [member(filled, name) for name in PAIR]
     assert keys["general.type"] == "imatrix"
-    assert keys["imatrix.datasets"] == [f"{one.version.ref} {one.version.digest}" for one in members]
+    told = ", ".join(f"{one.version.ref} {one.version.digest}" for one in members)
+    assert keys["imatrix.datasets"] == [f"statistics of {told}"]
     config = json.loads((moe / "config.json").read_text())
     hidden, layers = members[0].architecture.hidden_size, members[0].architecture.num_hidden_layers
     assert config["context_layers"] == [0, layers + 1]  # which no statistics belong to
@@ -164,6 +168,45 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(
         filled.export_gguf(moe, out, llama_cpp=llama, replace=True)
 
 
+def test_what_was_opted_out_is_not_written_again(filled: Registry, moe: Path, tmp_path: Path) -> None:
+    llama = with_tokens(stand_in(tmp_path / "llama.cpp", *ALL), tokens_of(moe))
+    filled.opt_out("code")
+    for kind in ("f32", "q4_K_M"):
+        with pytest.raises(ConflictError, match="holds code@1, which was opted out"):
+            filled.export_gguf(moe, tmp_path / "moe.gguf", kind, llama_cpp=llama)
+    assert not (tmp_path / "moe.gguf").exists()
+
+
+def test_code_in_a_folder_is_not_run(filled: Registry, moe: Path, tmp_path: Path) -> None:
+    llama = stand_in(tmp_path / "llama.cpp")
+    settings = json.loads((moe / "tokenizer_config.json").read_text()) | {
+        "auto_map": {"AutoTokenizer": ["own.T", None]}
+    }
+    (moe / "tokenizer_config.json").write_text(json.dumps(settings))
+    (moe / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass T: pass\n")
+    with pytest.raises(IncompatibleError, match="moe brings code of its own"):
+        _Export(filled._workspace, LlamaCpp.find(llama), "f32", "").model(moe, tmp_path / "a.gguf", [], [])
+    loads = (
+        "from transformers import AutoTokenizer\nAutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)\n"
+    )
+    (llama / "convert_hf_to_gguf.py").write_text(f"import sys\n{loads}")
+    with pytest.raises(CheckpointError, match="converting to f32"):
+        LlamaCpp.find(llama).convert(moe, tmp_path / "a.gguf", "f32", "", 1, silent)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_heads_that_llama_cpp_derives_from_the_stream_need_one_that_is_not_wider(
+    registry: Registry, zoo: Zoo, tmp_path: Path
+) -> None:
+    llama = stand_in(tmp_path / "llama.cpp")
+    for number, name in enumerate(PAIR, start=901):
+        folder = save_checkpoint(make_model("qwen2", number), tmp_path / name, train_tokenizer())
+        registry.add_expert(name, folder, data=[zoo.train[name]], settings=SETTINGS)
+    registry.compose(PAIR, tmp_path / "moe")
+    with pytest.raises(IncompatibleError, match="derives the size of qwen2_moe's heads"):
+        registry.export_gguf(tmp_path / "moe", tmp_path / "moe.gguf", llama_cpp=llama)
+
+
 def test_what_the_size_of_a_vocabulary_says_of_other_models_is_set_right(tmp_path: Path) -> None:
     tokenizer, file = train_tokenizer(), tmp_path / "vocabulary.gguf"
     tokenizer.add_tokens([f"word{number}" for number in range(32_016 - len(tokenizer))])
@@ -238,7 +281,7 @@ def test_a_converted_mixture_holds_every_weight(source: Path, registry: Registry
 @pytest.mark.check
 def test_a_lora_file_is_what_an_adapter_changes(source: Path, registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
     registry.add_base("base", zoo.base)
-    patterns = {"rank_pattern": {"up_proj": 3}, "alpha_pattern": {"up_proj": 12}}
+    patterns: Any = {"rank_pattern": {"up_proj": 3}, "alpha_pattern": {"up_proj": 12}}
     modules = ["q_proj", "up_proj", "down_proj"]
     folder = train(zoo.base, tmp_path / "code", target_modules=modules, r=2, lora_alpha=3, **patterns)
     registry.add_expert("code", folder, base="base", data=[zoo.train["code"]], settings=SETTINGS)
@@ -274,4 +317,13 @@ def test_adapters_that_llama_cpp_lacks_are_refused(source: Path, registry: Regis
     registry.compose(["code"], tmp_path / "adapters", Recipe(to="adapters"))
     with pytest.raises(IncompatibleError, match="code is a DoRA adapter"):
         registry.export_gguf(tmp_path / "adapters", tmp_path / "gguf", llama_cpp=source)
+    with pytest.raises(OutputError, match="contain one another"):
+        registry.export_gguf(tmp_path / "adapters", tmp_path / "adapters" / "gguf", llama_cpp=source)
+    tied = save_checkpoint(make_model("llama", 900, tie_word_embeddings=True), tmp_path / "tied", train_tokenizer())
+    registry.add_base("tied", tied)
+    whole = save_checkpoint(make_model("llama", 901, tie_word_embeddings=True), tmp_path / "whole", train_tokenizer())
+    registry.add_expert("whole", whole, data=[zoo.train["code"]], settings=SETTINGS)
+    registry.compose(["whole"], tmp_path / "of tied", Recipe(to="adapters", rank=2), base="tied")
+    with pytest.raises(IncompatibleError, match="which is the head of tied@1 too"):
+        registry.export_gguf(tmp_path / "of tied", tmp_path / "gguf", llama_cpp=source)
     assert not (tmp_path / "gguf").exists()

@@ -9,10 +9,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from registry import Recipe, Registry
-from registry.errors import CheckpointError, IncompatibleError, InvalidInputError, OutputError
+from registry.composition.manifest import ComposedFolder
+from registry.errors import CheckpointError, ConflictError, IncompatibleError, InvalidInputError, OutputError
 from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, MLP_INPUT
 from registry.maths.gptq import gptq, inverse_factor, nearest
 from registry.member import load_member
+from registry.progress import silent
+from registry.quantization.quantize import Source, write_quantized
 from tests.conftest import SETTINGS, Zoo
 from tests.models import logits, make_model, save_checkpoint, train_tokenizer
 
@@ -139,10 +142,19 @@ def test_what_cannot_be_is_refused_before_anything_is_written(filled: Registry, 
     filled.quantize(moe, out)
     with pytest.raises(OutputError, match="exists and is not empty"):
         filled.quantize(moe, out)
-    with (moe / "config.json").open("a") as file:
-        file.write(" ")
+    with pytest.raises(OutputError, match="contain one another"):
+        filled.quantize(moe, moe / "few")
+    tensors = load_file(moe / "model.safetensors")
+    tensors["model.layers.1.self_attn.q_proj.weight"][0, 0] = torch.nan
+    save_file(tensors, moe / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"q_proj\.weight has weights that are no finite numbers"):
+        write_quantized(Source.of(ComposedFolder.read(moe)), tmp_path / "other", "w4a16", lambda *_: None, silent)
     with pytest.raises(CheckpointError, match="was changed since"):
         filled.quantize(moe, tmp_path / "other")
+    filled.opt_out("code")
+    with pytest.raises(ConflictError, match="holds code@1, which was opted out"):
+        filled.quantize(moe, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_experts_that_are_stacked_in_one_tensor_are_refused(registry: Registry, zoo: Zoo, tmp_path: Path) -> None:
