@@ -47,7 +47,7 @@ def export_gguf(
     with adapters, the base model and each expert become a file, a LoRA that llama-server loads with --lora.
     """
     require_composed(folder)  # before a registry is opened
-    with session.registry() as registry:
+    with session.registry(create=True) as registry:  # none is needed where no statistics are
         made = registry.export_gguf(
             folder, out, type,
             llama_cpp=llama_cpp, importance=not no_importance, pre_tokenizer=pre_tokenizer, replace=force,

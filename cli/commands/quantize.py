@@ -25,7 +25,7 @@ def quantize(session: Session, folder: Path, out: Path, scheme: str, nearest: bo
     over text. Down projections have none and are rounded to the nearest; routers and embeddings stay as they are.
     """
     require_composed(folder)  # before a registry is opened
-    with session.registry() as registry:
+    with session.registry(create=True) as registry:  # none is needed where no statistics are
         made = registry.quantize(folder, out, scheme, statistics=not nearest)
     if printed_json(made):
         return
