@@ -107,7 +107,7 @@ def _own_first(found: Found) -> Compared:
 
 
 def _overlap(found: Found) -> Compared:
-    masks = found["simoe"]["masks"].values()
+    masks = simoe.open_masks(found["simoe"])
     tau = max((one["tau"] for one in masks), key=[one["tau"] for one in masks].count)
     of = sorted((one["beta"], one["overlap"]) for one in masks if one["tau"] == tau)
     overlaps = [overlap for _, overlap in of]
@@ -124,7 +124,7 @@ def _by_chance(found: Found) -> str:
 
 
 def _sparsity(found: Found) -> Compared:
-    masks = found["simoe"]["masks"].values()
+    masks = simoe.open_masks(found["simoe"])
     words = ", ".join(f"τ {one['tau']:g}, β {one['beta']:g}: {one['sparsity']:.3f}" for one in masks)
     return words, all(one["sparsity"] >= one["tau"] for one in masks)
 
