@@ -108,9 +108,9 @@ def section(found: Found) -> Iterator[str]:
     yield "slides' own percentages of overlap measure, they do not say."
     yield ""
     if all(1 - one["sparsity"] < OPEN for one in found["simoe"]["masks"].values()):
-        yield "**Training closed nearly every gate**, whatever was asked for: on so little text, at this rate, the loss seems"
-        yield "to gain less by an open gate than the penalties take. These SIMoEs are the base model, so that nothing is"
-        yield "said above of overlap and sparsity."
+        yield "**Training closed nearly every gate**, whatever was asked for: on so little text the loss seems to gain"
+        yield "less by an open gate than the penalties take. These SIMoEs are the base model, so that nothing is said"
+        yield "above of overlap and sparsity."
         yield ""
     yield from table(found["simoe"]["rows"])
     yield ""

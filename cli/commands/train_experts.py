@@ -10,7 +10,7 @@ import click
 from cli.next_steps import after_registration, composing
 from cli.option_groups import TRAINING, command
 from cli.options import choice, file, files, flag, integer, number, option
-from cli.output import done, next_step, printed_json
+from cli.output import done, next_step, note, printed_json
 from cli.session import Session, pass_session
 from cli.shared_options import annotations, keep_calibration, take
 from cli.training import (
@@ -24,6 +24,9 @@ from cli.training import (
 from cli.version_output import version_document
 from registry.io.display import few, short
 from registry.names.suggest import fresh
+
+NEARLY_ALL = 0.99
+"""Share of closed gates from which a SIMoE is nearly the base model, where fewer were asked for."""
 
 
 @command(
@@ -229,6 +232,8 @@ def train_simoe(session: Session, /, name: str, **settings: Any) -> None:
         loss_line(trained, " after the prompt"),
     )
     note_of_loss(trained)
+    if masks["sparsity"] > NEARLY_ALL > training.sparsity:
+        note("nearly every gate is closed, so these are the base model: train longer, or with a smaller --overlap")
     next_step(composing(refs, "--to", "simoe"))
 
 

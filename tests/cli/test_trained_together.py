@@ -80,6 +80,7 @@ def test_simoe_is_trained_and_composed(reg: Reg, filled: Registry, zoo: Zoo, tmp
     assert again.stdout.startswith("trained mine in 2 steps on 128 tokens; registered mine-1@1 to mine-2@1\n  masks: ")
     assert "compose --experts mine-1@1,mine-2@1 --to simoe --out moe/" in again.stderr.splitlines()[-1]
     assert "expert 2 of 2, router on 8 prompt tokens; shared weights" in reg("show", "mine-2").stdout
+    assert "nearly every gate is closed" not in again.stderr
     compose = ("compose", "--experts", "mine-1,mine-2", "--to", "simoe")
     assert "trained by all 2 experts together, whichever of them are members" in reg(*compose, "--plan").stdout
     assert "simoe_llama" in reg(*compose, "--out", out, "--save-recipe", saved).stdout
@@ -93,6 +94,8 @@ def test_simoe_is_trained_and_composed(reg: Reg, filled: Registry, zoo: Zoo, tmp
     refused = reg("compose", "--experts", "code", "--to", "simoe", "--out", tmp_path / "late", code=1)
     assert "code@1 was not trained with others as one SIMoE" in refused.stderr
     assert "reg train-simoe" in refused.stderr
+    shut = ("train-simoe", "shut", *words[2:], "--gate-lr", 1000, "--overlap", 100)
+    assert "nearly every gate is closed" in reg(*shut).stderr
 
 
 def test_wrong_options_of_simoes_are_refused(reg: Reg, zoo: Zoo, tmp_path: Path) -> None:
