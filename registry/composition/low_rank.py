@@ -225,11 +225,13 @@ def write_truncated(member: Member, base: Member, out: Path, rank: int | None, p
 def write_changes(base: Member, changes: Mapping[str, Change], out: Path, progress: Progress) -> None:
     """Write changes, module → one of the scaling 1, as the folder of an adapter, as PEFT writes it.
 
-    The folder `out` is absent or empty (errors as `write_adapter`).
+    The folder `out` is absent or empty (IncompatibleError: there is no such module; else errors as `write_adapter`).
     """
     embedding = _module(base, base.family.embedding)
     shapes = {_module(base, name): shape for name, shape in base.shapes.items()}
     shapes.setdefault(_module(base, base.family.head), shapes[embedding])  # a head that is tied to it
+    if strangers := sorted(changes.keys() - shapes.keys()):
+        raise IncompatibleError(f"{base.version.ref} has no module {strangers[0]}", "compose the adapters again")
     streams = [
         stream
         for module, change in changes.items()
