@@ -90,7 +90,7 @@ OPEN = 0.01
 """Share of gates that masks keep open, at least, where they say something of masks."""
 
 
-def open_masks(part: Figures) -> list[Figures]:
+def open_masks(part: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the figures of all masks (KeyError: one of them is closed as a whole, so that nothing is to be said)."""
     masks = list(part["masks"].values())
     if any(1 - one["sparsity"] < OPEN for one in masks):
