@@ -79,6 +79,8 @@ AUDIT: Headings = {
 
 PUSH: Headings = {"Repository": ("revision", "private", "create_pr", "force"), "Content": ("license_id", "sign")}
 
+GGUF: Headings = {"Output": ("out", "type", "force"), "llama.cpp": ("llama_cpp", "no_importance", "pre_tokenizer")}
+
 INSTANTIATION: Headings = {
     "Output": ("out", "force"),
     "Mix of domains": ("weights", "like"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from cli.option_groups import command
+from cli.option_groups import GGUF, command
 from cli.options import Choice, composed_path, file, flag, option
 from cli.output import done, next_step, printed_json
 from cli.session import Session, pass_session
@@ -17,6 +17,7 @@ from registry.io.model_folder import require_composed
     "reg export-gguf moe/ --out moe.gguf --llama-cpp llama.cpp/",
     "reg export-gguf moe/ --out moe-q4.gguf --type q4_K_M",
     "reg export-gguf adapters/ --out gguf/",
+    headings=GGUF,
 )
 @click.argument("folder", metavar="FOLDER", type=composed_path)
 @file("--out PATH", "The file; of FOLDER with adapters a folder.", required=True)

@@ -22,7 +22,9 @@ from registry.io.model_folder import BOM, MARKER, UNLISTED, require_composed
 from registry.io.tree_digest import PREFIX, digest_like, tree_and_sha256
 from registry.io.untrusted import DIGEST, LIST, OBJECT, TEXT, WHOLE, fields, json_object, maybe, own_file, read_small
 from registry.names.reference import check_name, copy_name
+from registry.names.resolve import find_by_digest
 from registry.progress import Advance, Progress
+from store.catalog import Catalog, VersionRecord
 from store.digest import json_digest
 
 FOLDER_FORMAT = 2
@@ -280,3 +282,12 @@ def has_digest(path: Path, digest: str, advance: Advance) -> bool:
         return digest_like(path, digest, advance) == digest
     except CheckpointError:  # it is no longer a safetensors file
         return False
+
+
+def registered_versions(catalog: Catalog, composed: ComposedFolder) -> dict[VersionRef, VersionRecord]:
+    """Return the versions of a folder that are registered here, base model last (ConflictError: one was opted out)."""
+    holder, digest = str(composed.path), composed.digest
+    versions = {
+        one: find_by_digest(catalog, one.name, one.digest, holder, digest) for one in composed.manifest.versions
+    }
+    return {one: version for one, version in versions.items() if version is not None}

@@ -15,14 +15,17 @@ from jaxtyping import Float
 from registry.checkpoint.joint_training import joint_trainings
 from registry.checkpoint.model_files import own_files
 from registry.checkpoint.version_files import ADAPTER
+from registry.composition.manifest import ComposedFolder, registered_versions
 from registry.errors import InvalidInputError
+from registry.families.sites import MLP_INPUT
 from registry.hosts import RowSelection
 from registry.io.model_folder import fresh_folder, write_files, write_weights
 from registry.io.safetensors_file import Span, Stream, write_shard
 from registry.io.torch_blocks import to_block, to_tensor, torch_dtype
 from registry.maths.trunk.combination import Pass, RowBlock, average
-from registry.member import Member
-from registry.progress import Progress
+from registry.member import Member, load_member
+from registry.progress import Progress, remark
+from registry.workspace import Workspace
 from store.arrays import ArraySource, Block, blocks_of_rows
 from store.catalog import ArrayLink
 from store.catalog.records import Role
@@ -230,3 +233,23 @@ def _average(members: Sequence[Member], link: ArrayLink) -> Iterator[Block]:
         tensors = [to_tensor(part, source.dtype) for part, source in zip(parts, sources, strict=True)]
         combined = average(RowBlock(0, tuple(tensors), None), [1.0] * len(tensors))
         yield to_block(combined.to(torch_dtype(link.dtype)))
+
+
+def known_members(workspace: Workspace, composed: ComposedFolder, without: str) -> list[Member]:
+    """Return the members of a folder in their order, of which one at least has statistics; else none.
+
+    Why there are none is said, after `without`, what follows from it: one of them is not registered here; they have
+    counts alone; or they are copies of a base model (ConflictError: one was opted out).
+    """
+    found, refs = registered_versions(workspace.catalog, composed), composed.manifest.members
+    if composed.manifest.from_base is not None:
+        why = "copies of a base model have no text of their own"
+    elif not {*refs} <= found.keys():
+        why = "not all of its members are registered here"
+    else:
+        members = [load_member(workspace, found[ref]) for ref in refs]
+        if any(member.has_statistics(MLP_INPUT) for member in members):
+            return members
+        why = "no member has statistics, but counts alone"
+    remark(workspace.progress, f"{without}: {why}")
+    return []

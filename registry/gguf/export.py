@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-from registry.composition.known_members import known_members, registered_versions
 from registry.composition.low_rank import Change, write_changes
-from registry.composition.manifest import ComposedFolder
-from registry.composition.stored import write_dense
+from registry.composition.manifest import ComposedFolder, registered_versions
+from registry.composition.stored import known_members, write_dense
 from registry.errors import CheckpointError, IncompatibleError, InvalidInputError, StorageError
 from registry.gguf.importance import Importance, write_importance
 from registry.gguf.llama_cpp import TOKENIZE, LlamaCpp

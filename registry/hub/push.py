@@ -7,9 +7,8 @@ from registry.calibration.calibration import is_self_sampled
 from registry.checkpoint.annotations import FILE_NAME
 from registry.composition import Plan
 from registry.composition.card import CARD, license_of, licenses_of, with_additions
-from registry.composition.known_members import registered_versions
 from registry.composition.licenses import check_spelling, roll_up
-from registry.composition.manifest import ComposedFolder
+from registry.composition.manifest import ComposedFolder, registered_versions
 from registry.errors import InvalidInputError
 from registry.evaluation.stored import widest
 from registry.hub import expert_files

@@ -19,8 +19,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from registry.composition.card import CARD
-from registry.composition.known_members import known_members, registered_versions
-from registry.composition.manifest import ComposedFolder
+from registry.composition.manifest import ComposedFolder, registered_versions
+from registry.composition.stored import known_members
 from registry.errors import CheckpointError, IncompatibleError, InvalidInputError, StorageError
 from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, MLP_INPUT
 from registry.io.dtypes import NAMES, WEIGHT_DTYPES

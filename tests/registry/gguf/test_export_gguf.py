@@ -127,6 +127,7 @@ def test_types_that_the_converter_writes_need_no_program(filled: Registry, moe: 
         filled.export_gguf(moe, tmp_path / "no.gguf", "q4_K_M", llama_cpp=llama)
 
 
+@pytest.mark.check
 def test_what_cannot_be_is_refused_and_leaves_nothing(
     filled: Registry, moe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
