@@ -238,8 +238,8 @@ def _average(members: Sequence[Member], link: ArrayLink) -> Iterator[Block]:
 def known_members(workspace: Workspace, composed: ComposedFolder, without: str) -> list[Member]:
     """Return the members of a folder in their order, of which one at least has statistics; else none.
 
-    Why there are none is said, after `without`, what follows from it: one of them is not registered here; they have
-    counts alone; or they are copies of a base model (ConflictError: one was opted out).
+    A remark then says why, after the words `without` for what follows: one is not registered here; they have counts
+    alone; or they are copies of a base model (ConflictError: one was opted out).
     """
     found, refs = registered_versions(workspace.catalog, composed), composed.manifest.members
     if composed.manifest.from_base is not None:

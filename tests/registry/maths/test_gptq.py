@@ -25,8 +25,11 @@ def test_gptq_is_algorithm_1(bits: int, group: int) -> None:
     rest = weight.double()
     for column in range(128):
         scale = made.scales[:, column // group].double()
-        rounded = (rest[:, column] / scale).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-        assert torch.equal(rounded, made.integers[:, column].double())
+        exact, rounded = rest[:, column] / scale, made.integers[:, column].double()
+        nearest_one = exact.round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        tied = (exact - exact.floor() - 0.5).abs() < 1e-3  # float32 may round it to the other side
+        assert torch.equal(rounded[~tied], nearest_one[~tied])
+        assert ((rounded - exact).abs() < 0.501)[tied].all()
         error = (rest[:, column] - rounded * scale) / factor[column, column]
         for later in range(column, 128):
             rest[:, later] -= error * factor[column, later]
