@@ -61,7 +61,8 @@ def soups(bench: Bench) -> Figures:
                 drawn = [_specialist(registry, bench, 2, domain, number, draw) for draw in range(DRAWS)]
                 folders[documents(number)] = drawn
             tests = {domain: [bench.text(domain, "test")]}
-            found = registry.evaluate([one for several in folders.values() for one in several], tests, bench.settings)
+            every = dict.fromkeys(one for several in folders.values() for one in several)  # support 2 has one of the draws
+            found = registry.evaluate(list(every), tests, bench.settings)
             of = {row.name: row for row in found}
             for name, several in folders.items():
                 rows.setdefault(name, {})[domain] = averaged([of[folder.name] for folder in several])
