@@ -61,7 +61,7 @@ def soups(bench: Bench) -> Figures:
                 drawn = [_specialist(registry, bench, 2, domain, number, draw) for draw in range(DRAWS)]
                 folders[documents(number)] = drawn
             tests = {domain: [bench.text(domain, "test")]}
-            every = dict.fromkeys(one for several in folders.values() for one in several)  # support 2 has one of the draws
+            every = dict.fromkeys(one for several in folders.values() for one in several)  # one is a draw, too
             found = registry.evaluate(list(every), tests, bench.settings)
             of = {row.name: row for row in found}
             for name, several in folders.items():
