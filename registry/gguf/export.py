@@ -319,9 +319,12 @@ def _pre_tokenizer(folder: Path) -> str:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return ""
-    given = read_json(path).get("pre_tokenizer") or {}
-    steps = given.get("pretokenizers", [given])
-    plain = all(step.get("use_regex", True) and not step.get("add_prefix_space") for step in steps)
+    given = read_json(path).get("pre_tokenizer")
+    steps = given.get("pretokenizers", [given]) if isinstance(given, dict) else []
+    if not all(isinstance(step, dict) for step in steps):
+        return ""
+    usual = {"use_regex": True, "add_prefix_space": False, "individual_digits": True}
+    plain = all(step.get(key, value) is value for step in steps for key, value in usual.items())
     return _PRE.get(tuple(step.get("type") for step in steps), "") if plain else ""
 
 

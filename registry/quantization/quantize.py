@@ -204,9 +204,9 @@ class StoredGrams:
 
     def __call__(self, name: str, place: Place) -> Float64[Tensor, "C C"] | None:
         """Return the Gram of a matrix's input; None where no member has it."""
-        if place.layer is None or not place.site:
+        if place.layer is None or not place.site or not self.members:
             return None
-        if place.layer >= (depth := self.members[0].architecture.num_hidden_layers) if self.members else False:
+        if place.layer >= (depth := self.members[0].architecture.num_hidden_layers):
             raise CheckpointError(f"{name} is of layer {place.layer} of the members, which have {depth}", _AGAIN)
         own = self.members if place.expert is None else self.members[place.expert : place.expert + 1]
         known = tuple(member for member in own if member.has_statistics(place.site))
