@@ -1,6 +1,9 @@
 """Bundles of OpenSSF Model Signing, made and checked by the optional package model-signing with PEM keys."""
 
+import os
 import re
+import sys
+from getpass import getpass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ from registry.io.work_dirs import temporary_folder
 
 UNSIGNED = (CARD, *SIGNATURES, ".cache/huggingface")
 """What a bundle leaves out, beside git's own files: a push rewrites the card, and a download adds that folder."""
+
+PASSPHRASE_VARIABLE = "REG_KEY_PASSPHRASE"
 
 
 def is_private(key: bytes) -> bool:
@@ -36,18 +41,40 @@ def require_library() -> None:
         ) from error
 
 
-def sign(folder: Path, key: Path) -> bytes:
+def passphrase(data: bytes, key: Path) -> bytes | None:
+    """Return the passphrase of a private key, of which `data` is the file `key`; None of a key without one.
+
+    It is that of the environment, else only on a terminal it is asked for (SignatureError: there is none, or another).
+    """
+    if b"ENCRYPTED" not in data:  # in its first line, or in a header of an older format
+        return None
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    hint = f"type its passphrase on a terminal, or set {PASSPHRASE_VARIABLE}"
+    given = os.environ.get(PASSPHRASE_VARIABLE)
+    if given is None and sys.stdin is not None and sys.stdin.isatty():
+        given = getpass(f"passphrase of {key}: ")
+    if not given:
+        raise SignatureError(f"{key} has a passphrase, which is not given", hint)
+    try:
+        load_pem_private_key(data, given.encode())
+    except Exception as error:
+        raise SignatureError(f"{key} cannot be read with this passphrase: {first_line(error)}", hint) from error
+    return given.encode()
+
+
+def sign(folder: Path, key: Path, password: bytes | None) -> bytes:
     """Sign every file of a folder but `UNSIGNED` (SignatureError: not with this key, or a file cannot be read)."""
     from model_signing import signing
 
     with temporary_folder() as work:
         try:
-            signer = _config(signing).use_elliptic_key_signer(private_key=key).set_hashing_config(_hashing())
-            signer.sign(folder, work / "sig")
+            signer = _config(signing).use_elliptic_key_signer(private_key=key, password=password)
+            signer.set_hashing_config(_hashing()).sign(folder, work / "sig")
         except Exception as error:
             raise SignatureError(
                 f"{key} cannot sign {folder}: {first_line(error)}",
-                "name a P-256 key without a passphrase: openssl ecparam -name prime256v1 -genkey -noout -out KEY",
+                "name a P-256 key: openssl ecparam -name prime256v1 -genkey -noout -out KEY",
             ) from error
         return (work / "sig").read_bytes()
 

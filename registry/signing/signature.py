@@ -62,10 +62,12 @@ def sign(path: PathLike, key: PathLike, progress: Progress = silent) -> Signatur
 def signer(key: PathLike) -> Callable[[ComposedFolder], Signature]:
     """Return the function that signs a folder whose files were checked (errors of the key as `sign`)."""
     file = Path(key)
-    if not bundle.is_private(_read(file, _KEY)):
+    data = _read(file, _KEY)
+    if not bundle.is_private(data):
         return lambda composed: _sign_documents(composed, file)
     bundle.require_library()
-    return lambda composed: _sign_files(composed, file)
+    password = bundle.passphrase(data, file)
+    return lambda composed: _sign_files(composed, file, password)
 
 
 def verify(path: PathLike, signers: PathLike, progress: Progress = silent) -> Signature:
@@ -128,8 +130,8 @@ def _sign_bytes(data: bytes, path: Path, key: Path) -> Signature:
     return Signature(file, ssh.fingerprint(data, signature, str(file)))
 
 
-def _sign_files(composed: ComposedFolder, key: Path) -> Signature:
-    signature, file = bundle.sign(composed.path, key), composed.path / BUNDLE
+def _sign_files(composed: ComposedFolder, key: Path, password: bytes | None) -> Signature:
+    signature, file = bundle.sign(composed.path, key, password), composed.path / BUNDLE
     _write(file, signature)
     return Signature(file, bundle.fingerprint(signature, str(file)))
 

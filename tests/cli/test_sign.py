@@ -62,6 +62,27 @@ def test_receipts_are_statements_and_can_be_signed(reg: Reg, tmp_path: Path) -> 
     assert reg.json("sign", receipt, "--key", key)["file"] == f"{receipt}.sig"
 
 
+def answered(answer: str, *words: object) -> tuple[int, bytes]:
+    """Run `reg` on a terminal, answer when it asks for a passphrase, and return its exit code and what it printed."""
+    with subprocess.Popen(
+        [sys.executable, "-c", ON_TERMINAL, sys.executable, "-m", "cli", *map(str, words)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env=os.environ | {"SSH_AUTH_SOCK": ""},
+    ) as terminal:
+        assert terminal.stdin is not None
+        assert terminal.stdout is not None
+        asked = b""
+        while b"assphrase" not in asked:  # what is typed before it asks is discarded
+            asked += (more := os.read(terminal.stdout.fileno(), 4096))
+            assert more, asked
+        terminal.stdin.write(f"{answer}\n".encode())
+        terminal.stdin.flush()
+        said = asked + terminal.stdout.read()
+        return terminal.wait(), said
+
+
 def test_a_passphrase_is_asked_on_a_terminal_alone(reg: Reg, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SSH_ASKPASS", raising=False)
     receipt, key = tmp_path / "receipt.json", new_key(tmp_path / "key", "a passphrase")
@@ -69,23 +90,25 @@ def test_a_passphrase_is_asked_on_a_terminal_alone(reg: Reg, tmp_path: Path, mon
     refused = reg("sign", receipt, "--key", key, code=1).stderr
     assert "incorrect passphrase" in refused
     assert f"ssh-add {key}" in refused
-    words = (sys.executable, "-m", "cli", "sign", str(receipt), "--key", str(key))
-    for answer, code in (("wrong", 1), ("a passphrase", 0)):
-        with subprocess.Popen(
-            [sys.executable, "-c", ON_TERMINAL, *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=ROOT,
-            env=os.environ | {"SSH_AUTH_SOCK": ""},
-        ) as terminal:
-            assert terminal.stdin is not None
-            assert terminal.stdout is not None
-            asked = b""
-            while b"assphrase" not in asked:  # ssh-keygen discards what is typed before it asks
-                asked += (more := os.read(terminal.stdout.fileno(), 4096))
-                assert more, asked
-            terminal.stdin.write(f"{answer}\n".encode())
-            terminal.stdin.flush()
-            said = asked + terminal.stdout.read()
-            assert terminal.wait() == code, said
+    for answer, expected in (("wrong", 1), ("a passphrase", 0)):
+        code, said = answered(answer, "sign", receipt, "--key", key)
+        assert code == expected, said
     assert (tmp_path / "receipt.json.sig").is_file()
+
+
+@pytest.mark.check
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
+def test_so_is_that_of_a_pem_key(reg: Reg, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("model_signing")
+    monkeypatch.delenv("REG_KEY_PASSPHRASE", raising=False)
+    moe, key = tmp_path / "moe", tmp_path / "key.pem"
+    made = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -aes256 -pass pass:secret -out"
+    subprocess.run([*made.split(), str(key)], check=True)
+    reg("compose", "--experts", "code,math", "--trunk", "mean", "--out", moe)
+    refused = reg("sign", moe, "--key", key, code=1).stderr
+    assert f"error: {key} has a passphrase, which is not given" in refused
+    for answer, expected in (("wrong", 1), ("secret", 0)):
+        code, said = answered(answer, "sign", moe, "--key", key)
+        assert code == expected, said
+        assert b"secret" not in said
+    assert (moe / "model.sig").is_file()

@@ -272,6 +272,30 @@ def test_pem_keys_make_bundles_of_openssf_model_signing(made: Path) -> None:
         sign(made / "receipt.json", key)
 
 
+@pytest.mark.check
+@needs_openssl
+@pytest.mark.filterwarnings("default")  # of libraries that model-signing imports
+@pytest.mark.parametrize("encrypt", ["pkcs8 -topk8 -v2 aes256", "ec -aes256"], ids=["pkcs8", "ec"])
+def test_the_passphrase_of_a_pem_key_is_in_the_environment(
+    made: Path, encrypt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("model_signing.signing")
+    moe, key, locked, public = made / "moe", made / "ec.pem", made / "locked.pem", made / "ec.pub"
+    run("openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", key)
+    run("openssl", "ec", "-in", key, "-pubout", "-out", public)
+    run("openssl", *encrypt.split(), "-in", key, "-out", locked, "-passout", "pass:a passphrase")
+    monkeypatch.delenv("REG_KEY_PASSPHRASE", raising=False)
+    for given, why in ((None, "not given"), ("", "not given"), ("wrong", "cannot be read with this passphrase")):
+        if given is not None:
+            monkeypatch.setenv("REG_KEY_PASSPHRASE", given)
+        with pytest.raises(SignatureError, match=why) as raised:
+            sign(moe, locked)
+        assert "REG_KEY_PASSPHRASE" in str(raised.value.hint)
+    assert not (moe / "model.sig").exists()
+    monkeypatch.setenv("REG_KEY_PASSPHRASE", "a passphrase")
+    assert sign(moe, locked) == verify(moe, public) == sign(moe, key)
+
+
 @needs_openssl
 def test_without_its_package_a_pem_key_names_the_extra(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", made / "ec.pem")
