@@ -38,7 +38,7 @@ RECIPE: Headings = {
     "Refinement, on kept tokens": ("refine", "device"),
     "With --to ensemble, hetero or adapters": (),
     "Test text": ("data", "windows", "seq_len", "batch_size"),
-    "Hub": ("repo", "private", "license_id"),
+    "Hub": ("repo", "private", "license_id", "sign"),
 }
 """Headings of the commands that compose; the fields of a recipe are placed by what they are."""
 

@@ -839,7 +839,7 @@ class Registry:
         target: hub.Target | str,
         *,
         license: str | None = None,  # noqa: A002 - the field's word
-        sign: PathLike | None = None,
+        sign: PathLike | hub.Sign | None = None,
     ) -> hub.Pushed:
         """Push a composed folder to the Hub in one commit, compare what arrived, and return the commit.
 
@@ -849,13 +849,15 @@ class Registry:
         Args:
             target: the repository; a text is `ORG/NAME[@REVISION]`.
             license: the license of the whole; default the roll-up of the members' licenses.
-            sign: a key to sign the folder with (`registry.signing.sign`); one in the folder is pushed in any case.
+            sign: a key to sign the folder with (`registry.signing.sign`), or `registry.signing.signer` of it; a
+                signature in the folder is pushed in any case.
 
         Raises InvalidInputError if the members' licenses give none for the whole, ConflictError if a member was opted
         out, or the repository holds something else, and SignatureError if the key cannot sign.
         """
         require_composed(Path(folder))
-        return hub.push(self._workspace, folder, target, license, None if sign is None else signing.signer(sign))
+        signer = sign if sign is None or callable(sign) else signing.signer(sign)
+        return hub.push(self._workspace, folder, target, license, signer)
 
     def check_push(
         self,

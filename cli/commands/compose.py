@@ -96,6 +96,7 @@ _NOT_SHOWN = ("weights", "coefficients", "fit", "dtype")
 @flag("--private", "With --push: make the repository private.", advanced=True)
 @flag("--check", "Then examine the folder, as reg doctor does; exit 1 if it is broken.")
 @option("--license ID", "With --push: the license of the whole.", "license_id", advanced=True)
+@file("--sign KEY", "With --push: sign it first, as reg sign does.", advanced=True)
 @flag("--plan", "Print what would be written, and stop.", "plan_only")
 @flag(
     "--force",
@@ -117,6 +118,7 @@ def compose(
     repo: str | None,
     private: bool,
     license_id: str | None,
+    sign: Path | None,
     check: bool,
     plan_only: bool,
     force: bool,
@@ -126,8 +128,8 @@ def compose(
     """Compose registered experts into one model that transformers loads: a sparse mixture, or what --to names."""
     if out is None and not plan_only:
         raise click.UsageError("give --out DIR, or --plan")
-    if repo is None and (private or license_id):
-        raise click.UsageError("--private and --license are for --push.")
+    if repo is None and (private or license_id or sign):
+        raise click.UsageError("--private, --license and --sign are for --push.")
     if check and plan_only:
         raise click.UsageError("--check examines what was written, and --plan writes nothing: drop one of them.")
     if save_recipe is not None:
@@ -171,10 +173,12 @@ def compose(
             plan = registry.plan(wanted.experts, **made)
             _save(save_recipe, wanted, force=force)
         else:
-            target = None
+            target = signer = None
             if repo is not None:
+                from registry import signing
                 from registry.hub.target import Target
 
+                signer = None if sign is None else signing.signer(sign)  # before anything is composed
                 target = Target.parse(repo, private=private, force=force)
                 registry.check_push(registry.plan(wanted.experts, **made), target, license=license_id)
             plan = registry.compose(wanted.experts, destination, **made, force=force)
@@ -184,7 +188,7 @@ def compose(
             diagnosis = _examined(registry, str(out)) if check else None
             if target is not None and (diagnosis is None or diagnosis.is_healthy):
                 with readable(str(out), registry.home, progress()) as folder:
-                    pushed = registry.push(folder, target, license=license_id)
+                    pushed = registry.push(folder, target, license=license_id, sign=signer)
     if is_json():
         document = plan_document(plan) | {"out": None if plan_only else out, "pushed": pushed}
         document |= {} if diagnosis is None else {"check": diagnosis.document()}

@@ -1,3 +1,4 @@
+from .push import Sign as Sign
 from .push import check_push as check_push
 from .push import push as push
 from .push import push_expert as push_expert

@@ -23,7 +23,7 @@ def test_pushes_are_told(reg: Reg, hub: WritableHub, tmp_path: Path) -> None:
     assert "cannot be published under its members' licenses: no license was given for code, math" in refused
     assert "next: choose the license of the whole: --license ID" in refused
     assert not moe.exists()
-    assert "--private and --license are for --push" in reg(*compose, "--private", code=2).stderr
+    assert "--private, --license and --sign are for --push" in reg(*compose, "--private", code=2).stderr
     told = reg(*compose, "--push", "org/moe", "--license", "mit").stdout.splitlines()
     commit = hub.repositories["org/moe"].revisions["main"]
     assert told[-1].startswith(f"pushed to {hub.url}/org/moe  main, commit {commit[:12]}, ")

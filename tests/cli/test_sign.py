@@ -47,6 +47,13 @@ def test_signatures_are_told(reg: Reg, hub: WritableHub, tmp_path: Path) -> None
     (moe / "composition.json.sig").unlink()
     reg("push", moe, "org/moe", "--license", "mit", "--sign", key)
     assert hub.files("org/moe")["composition.json.sig"] == (moe / "composition.json.sig").read_bytes()
+    new = ("compose", "--experts", "code,math", "--trunk", "mean", "--top-k", 1, "--out", tmp_path / "new")
+    push = ("--push", "org/new", "--license", "mit", "--sign")
+    assert "nosuch" in reg(*new, *push, tmp_path / "nosuch", code=1).stderr
+    assert not (tmp_path / "new").exists()
+    reg(*new, *push, key)
+    assert reg("verify-signature", tmp_path / "new", "--signers", signers, "--quiet").stdout == "ada@example.org\n"
+    assert "composition.json.sig" in hub.files("org/new")
     (moe / "config.json").write_text("{}")
     for words in (("verify-signature", moe, "--signers", signers), ("sign", moe, "--key", key)):
         assert f"error: {moe}/config.json was changed" in reg(*words, code=1).stderr
