@@ -198,7 +198,7 @@ def train_soup(session: Session, /, name: str, **settings: Any) -> None:
 )
 @integer("--prompt-tokens", "First tokens of a window, which the router sees; the loss counts those after them.", 32)
 @number("--gate-lr", "The highest learning rate of the masks' gates and of the router.", 0.1, advanced=True)
-@number("--dual-lr", "Size of a step of the multiplier that enforces the sparsity.", 0.1, advanced=True)
+@number("--dual-lr", "Size of a step of the multiplier that enforces the sparsity.", 0.01, advanced=True)
 @training_options(decays="Weight decay of the shared weights, towards the base model.")
 @weight_products(fsdp=False)
 @annotations

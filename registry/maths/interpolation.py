@@ -15,6 +15,7 @@ Shapes: B windows of S tokens, n experts, I inputs, O outputs, H hidden size, R 
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, UInt8
@@ -77,16 +78,18 @@ def overlap_matrix(masks: Float[Tensor, "n R"]) -> Float[Tensor, "n n"]:
     return products.clamp(0, 1)
 
 
-def orthogonality(masks: Float[Tensor, "n R"]) -> Float[Tensor, ""]:
-    """Return ‖Z Zᵀ - I‖ of masks or gates in [0, 1] as they are, from 0 on: SIMoE's orthogonal penalty.
+def orthogonality(layers: Sequence[Float[Tensor, "n _"]]) -> Float[Tensor, ""]:
+    """Return the mean over linear layers of ‖Z Zᵀ - I‖, of masks or gates in [0, 1] as they are, from 0 on.
 
-    Its slides write ‖·‖_2, which is read here as the root of the sum of squares, and do not say whether it goes over
-    all layers at once, as here. It is lowest where masks are disjoint and have one open gate each: its diagonal, the
-    squares of (‖z_m‖² - 1), closes gates whether they overlap or not.
+    It is SIMoE's orthogonal penalty, whose Z is that of one linear layer, (M, Y, 1). Its slides write ‖·‖_2, which is
+    read here as the root of the sum of squares, and do not say how layers are joined. Their mean keeps its gradient for
+    one gate as small as the loss's, whatever the number of layers; one norm of all gates, or a sum, closes every gate.
+    It is lowest where masks are disjoint and have one open gate each: its diagonal, the squares of (‖z_m‖² - 1),
+    closes gates whether they overlap or not.
     """
-    identity = torch.eye(len(masks), device=masks.device, dtype=masks.dtype)
-    distance: Tensor = torch.linalg.matrix_norm(masks @ masks.T - identity)
-    return distance
+    identity = torch.eye(len(layers[0]), device=layers[0].device, dtype=layers[0].dtype)
+    distances = [torch.linalg.matrix_norm(gates @ gates.T - identity) for gates in layers]
+    return torch.stack(distances).mean()
 
 
 def overlap(masks: Float[Tensor, "n R"]) -> Float[Tensor, ""]:
@@ -99,25 +102,29 @@ def overlap(masks: Float[Tensor, "n R"]) -> Float[Tensor, ""]:
 
 
 def next_multiplier(multiplier: float, sparsity: float, least: float, rate: float) -> float:
-    """Return λ after a step of dual ascent, max(0, λ + rate (τ - s)); s is the expected sparsity, τ the least."""
-    return max(0.0, multiplier + rate * (least - sparsity))
+    """Return λ after a step of dual ascent: λ + rate (τ - s) while s < τ, else 0. s is the expected sparsity.
+
+    λ begins again at 0 where the masks are as sparse as asked for (dual restarts, Gallego-Posada et al. 2022): it has
+    grown while they were not, and would close gates for as long again.
+    """
+    return multiplier + rate * (least - sparsity) if sparsity < least else 0.0
 
 
 def final_masks(log_alpha: Float[Tensor, "n R"], least: float) -> tuple[Bool[Tensor, "n R"], int]:
     """Return the masks that stay, with a share of zeros of at least τ, and the number of gates closed for that.
 
-    Gates of more than 1/2 without noise are open. Where too many are, those of the smallest log α are closed, of equal
-    ones the last. `least` is τ, from 0 to below 1.
+    As many gates as are expected to be open (eq. 12) are, but for those too many: the ones of the largest log α, of
+    equal ones the first. Training meets the sparsity with gates that are open now and then, too, so that a bound on
+    each gate's own value would close far more. `least` is τ, from 0 to below 1.
     """
-    masks, count = expected_gates(log_alpha) > 0.5, log_alpha.numel()
+    count = log_alpha.numel()
     allowed = min(count, math.ceil(count * (1 - least)) + 1)
     while (count - allowed) / count < least:
         allowed -= 1
-    if (surplus := int(masks.sum()) - allowed) <= 0:
-        return masks, 0
-    scores = torch.where(masks, log_alpha, -torch.inf).flatten()
-    kept = scores.argsort(descending=True, stable=True)[:allowed]
-    return torch.zeros_like(masks).flatten().index_fill(0, kept, value=True).view_as(masks), surplus
+    expected = round((1 - float(expected_sparsity(log_alpha))) * count)
+    kept = log_alpha.flatten().argsort(descending=True, stable=True)[: min(expected, allowed)]
+    masks = torch.zeros_like(log_alpha, dtype=torch.bool)
+    return masks.flatten().index_fill(0, kept, value=True).view_as(masks), max(0, expected - allowed)
 
 
 def pack_bits(mask: Bool[Tensor, "R"]) -> UInt8[Tensor, "P"]:

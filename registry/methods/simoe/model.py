@@ -88,11 +88,13 @@ class Simoe(nn.Module):
         return self.model(input_ids=input_ids, **others)
 
     def penalty(self) -> Float[Tensor, ""]:
-        """Return λ (τ - expected sparsity) + β ‖Z Zᵀ - I‖, of the gates Z of the last pass."""
+        """Return λ (τ - expected sparsity) + β · the layers' mean ‖Z Zᵀ - I‖, of the gates Z of the last pass."""
         assert self._masks is not None
         short = self.settings.sparsity - expected_sparsity(self.log_alpha)
         constraint = self.multiplier[0].to(short.device) * short
-        return constraint + (self.settings.beta * orthogonality(self._masks) if self.settings.beta else 0.0)
+        if not self.settings.beta:
+            return constraint
+        return constraint + self.settings.beta * orthogonality(self._masks.split(self.outputs, dim=1))
 
     @torch.no_grad()
     def ascend(self, step: int) -> None:

@@ -20,8 +20,9 @@ class SimoeTraining(WeightTraining):
     Attributes:
         experts: n, the number of experts, each with a mask of its own.
         sparsity: τ, the least share of zeros in the masks, from 0 to below 1.
-        overlap: β, weight of the orthogonal penalty ‖Z Zᵀ - I‖ in the loss; None for 5e-5, or 0 with one expert, which
-            takes none: its mask has no other to overlap with, and |‖z‖² - 1| alone would only repeat the sparsity.
+        overlap: β, weight of the orthogonal penalty, the layers' mean ‖Z Zᵀ - I‖, in the loss; None for 5e-5, or 0 with
+            one expert, which takes none: its mask has no other to overlap with, and |‖z‖² - 1| alone would only repeat
+            the sparsity.
         prompt_tokens: first tokens of a window, which the router sees; the loss counts those after them.
         gate_lr: the highest learning rate of log α of the gates, and of the router.
         dual_lr: size of a step of the multiplier λ that enforces the sparsity.
@@ -32,7 +33,7 @@ class SimoeTraining(WeightTraining):
     overlap: float | None = setting(None, above=False)
     prompt_tokens: int = setting(32, least=1)
     gate_lr: float = setting(0.1, above=True)
-    dual_lr: float = setting(0.1, above=True)
+    dual_lr: float = setting(0.01, above=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,5 +67,5 @@ class SimoeTraining(WeightTraining):
         """Return everything that the trained weights depend on, with every default resolved."""
         names = ("experts", "sparsity", "prompt_tokens", "gate_lr", "dual_lr")
         own = {name: getattr(self, name) for name in names}
-        # not `overlap`, which in earlier documents is the weight of another penalty, the mean cosine
-        return super().document(device, dtype) | own | {"orthogonality": self.beta}
+        # in earlier documents `overlap` and `orthogonality` are weights of other penalties, of all layers at once
+        return super().document(device, dtype) | own | {"layer_orthogonality": self.beta}
