@@ -35,7 +35,7 @@ DOCUMENTS, TOKENS, COPIES = 20, 128, 10
 """Documents that the control learns, tokens of each, and copies of each among its training text."""
 
 SETTINGS = ExtractionSettings(documents=DOCUMENTS, prefix=32, continued=64, device="cpu")
-"""As FlexOlmo §5.3, but for fewer documents, and 64 continued tokens, not 256."""
+"""As FlexOlmo §5.3, but for fewer documents, and 64 continued tokens, not 256, and no top-p."""
 
 TRAINING = ExpertTraining(tokens=100 * 8 * 256, trunk="free", lr=1e-3, device="cpu", dtype="float32")
 """The control's."""

@@ -125,9 +125,10 @@ def _shares(shares: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator
     members = list(next(iter(shares[SEPARATE].values())))
     own = {name: 100 * fmean(of[domain] for domain, of in shares[row].items()) for name, row in RIDGE.items()}
     yield ""
-    yield "Mean weights of members on each domain's tokens, in percent, over all layers (the paper's Table 2, Fig. 5):"
+    yield "Mean weights of members on each domain's tokens, in percent, over all layers (the paper's Table 2):"
     yield "*perplexity* with separate attention, *ridge* with the mean. By the ridge router a domain's own expert has,"
-    yield f"the mean over domains, {', '.join(f'{value:.1f} % with {name}' for name, value in own.items())}."
+    yield f"the mean over domains, {', '.join(f'{value:.1f} % with {name}' for name, value in own.items())}. The"
+    yield "paper's Fig. 5 has mixtures trained after merging: there the own expert gains by TIES and DARE."
     yield ""
     yield f"| router | domain | {' | '.join(members)} |"
     yield f"| --- | --- | {'---: | ' * len(members)}".rstrip()

@@ -23,7 +23,7 @@ was trained on the same number of tokens of its domain: *free*, all weights (16 
 {size}
 
 Figures are perplexities, lower is better; *mean* is the geometric mean over all columns. They are those of small
-models: what counts is how the rows compare.
+models: what counts is how the rows compare. FlexOlmo, MergeME and SIMoE score tasks where we have perplexities.
 
 {machine}
 """

@@ -45,7 +45,8 @@ def page(place: Place) -> str:
         "those of a composed folder, and then those of a loaded model's weights in float32; work is a token's",
         "multiplications, the base model's being 1. Each calibration, and the text that the base model wrote, has",
         f"{place.size.tokens:,} tokens, and of other text {EVIDENCE_TOKENS:,} at most are counted as evidence.",
-        "An empty cell was not measured.",
+        "An empty cell was not measured. Equation 4 of DUME, as printed, leaves the one expert a weight near",
+        "1 / members, which the model does not bear; beside it stands the same with weight 1.",
         "",
         f"Python {python_version()}, {torch.backends.cpu.get_cpu_capability()}, {', '.join(versions)}.",
     ]

@@ -42,7 +42,7 @@ class BalanceLoss:
     """The load-balance loss of the latest pass of a loaded mixture, summed over layers, times a weight.
 
     Where a router weighs members by sequences, it is that of these: E Σ_e f_e p_e, f_e the mean weight of member e and
-    p_e the mean of its softmax over all, both over the pass's sequences (the next step in MergeME's Limitations).
+    p_e the mean of its softmax over all, both over the pass's sequences (the next step in MergeME §7).
     """
 
     def __init__(self, model: Any, weight: float) -> None:

@@ -76,7 +76,7 @@ def test_a_member_is_the_dense_model_of_that_trunk_and_its_mlps(
 @pytest.mark.parametrize("method", ["mean", "base"])
 def test_task_vectors_are_of_the_merged_trunk(filled: Registry, zoo: Zoo, tmp_path: Path, method: str) -> None:
     models, base = by_hand(filled, zoo, tmp_path / "dense", method), load(zoo.base)
-    # MergeME, section 3.1.3: cos(−∇L_0, θ_j − θ_0), θ_j the merged trunk and j's own MLPs.
+    # MergeME, App. C, merged attention as in Table 3: cos(−∇L_0, θ_j − θ_0), θ_j the merged trunk and j's own MLPs.
     settings: dict[str, Any] = {"routing": "task-vector", "routing_tokens": FIRST, "top_k": 2, "temperature": 0.01}
     folder = compose(filled, tmp_path / "out", trunk=method, **settings)
     model, before = load(folder), list(base.parameters())

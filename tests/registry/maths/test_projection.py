@@ -35,7 +35,7 @@ def projector(shared: torch.Tensor, own: torch.Tensor, counts: torch.Tensor, lam
 
 @pytest.mark.parametrize("lam", [0.0, 0.3])
 def test_a_member_reads_the_ridge_solution_of_its_embedding(lam: float) -> None:
-    # MergeME §3.2, the projector in front of a member: argmin_P Σ_v c_v ‖E_v P − E_{i,v}‖² + r ‖P‖².
+    # Ours, for MergeME §3.2's projector in front of a member: argmin_P Σ_v c_v ‖E_v P − E_{i,v}‖² + r ‖P‖².
     shared, own = normal(V, SHARED, seed=1), normal(V, OWN, seed=2)
     counts = torch.arange(V, dtype=torch.float64) % 4  # a quarter of the tokens is never used
     expected = solution(shared, counts, own, lam)
@@ -44,8 +44,8 @@ def test_a_member_reads_the_ridge_solution_of_its_embedding(lam: float) -> None:
 
 @pytest.mark.parametrize("rank", [OWN, 2])
 def test_no_map_in_front_of_the_shared_head_is_nearer_to_the_members_own(rank: int) -> None:
-    # MergeME §3.2, the projector behind a member: argmin_R ‖K^{1/2} (H R − s H_i) G^{1/2}‖_F for the Gram G of its own
-    # last hidden states, of full rank or not. The loss is written out as Σ_v Σ_t k_v ((H R x_t)_v − s (H_i x_t)_v)².
+    # Ours, for MergeME §3.2's projector behind a member: argmin_R ‖K^{1/2} (H R − s H_i) G^{1/2}‖_F for the Gram G of
+    # its own last hidden states, of full rank or not. The loss is Σ_v Σ_t k_v ((H R x_t)_v − s (H_i x_t)_v)².
     shared, own, states, scale = normal(V, SHARED, seed=1), normal(V, OWN, seed=2), normal(9, OWN, seed=3), 0.25
     states[:, rank:] = 0.0
     weights = torch.arange(V, dtype=torch.float64) % 4 + 0.1

@@ -47,10 +47,10 @@ def windows(registry: Registry, name: str) -> list[list[int]]:
 
 
 def test_projectors_and_router_are_solved_from_the_tables(world: World, several: Registry) -> None:
-    # MergeME §3.2: into the member P = (Eᵀ C E + r I)⁻¹ Eᵀ C E_i, out of it R = s (Hᵀ K H)⁻¹ Hᵀ K H_i, with the
-    # counts of the kept tokens, r of 0.01 times the mean of the diagonal, K of the counts and a tenth of their mean,
-    # and s = 1/4 for logits that are divided by 4. The router is DUME eq. 6 and 7 on the mean embedding of the first
-    # tokens of each kept window.
+    # Ours, for the projectors of MergeME §3.2: into the member P = (Eᵀ C E + r I)⁻¹ Eᵀ C E_i, out of it
+    # R = s (Hᵀ K H)⁻¹ Hᵀ K H_i, with the counts of the kept tokens, r of 0.01 times the mean of the diagonal, K of the
+    # counts and a tenth of their mean, and s = 1/4 for logits that are divided by 4. The router is DUME eq. 6 and 7 on
+    # the mean embedding of the first tokens of each kept window.
     (shared, head), tensors = tables(world.experts[LEAD]), tensors_of(world.folder)
     grams, right = torch.zeros(48, 48, dtype=torch.float64), torch.zeros(48, 4, dtype=torch.float64)
 

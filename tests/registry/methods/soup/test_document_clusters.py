@@ -57,7 +57,7 @@ def test_clusters_are_a_fixed_point_of_lloyds_iteration(zoo: Zoo, mixed: Path, t
     (*_, last) = checkpoint.family.mlps(model)
     last.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0][0]))
     embedded: dict[str, torch.Tensor] = {}
-    for document in corpus:  # algorithm 3's embedding: the mean MLP input of the last layer
+    for document in corpus:  # ours, for algorithm 3's encoder: the mean MLP input of the last layer
         model(input_ids=torch.tensor([encode(document, tokenizer)]))
         embedded[document.text] = seen.pop().double().mean(0)
     assert sorted(text for texts in found.values() for text in texts) == sorted(document.text for document in corpus)
