@@ -43,7 +43,7 @@ RECIPE: Headings = {
 """Headings of the commands that compose; the fields of a recipe are placed by what they are."""
 
 STATISTICS: Headings = {
-    "Checkpoint": ("base", "allow_unrelated", "remote_code", "tokenizer_of"),
+    "Checkpoint": ("base", "allow_unrelated", "remote_code", "tokenizer_of", "signers"),
     "Calibration text": ("data", "tokens", "document_tokens", "seq_len", "keep_calibration"),
     "Statistics": ("sites", "out"),
     "Computation": _COMPUTATION,
@@ -77,7 +77,7 @@ AUDIT: Headings = {
     "Computation": ("device",),
 }
 
-PUSH: Headings = {"Repository": ("revision", "private", "create_pr", "force"), "Content": ("license_id", "sign")}
+PUSH: Headings = {"Repository": ("revision", "private", "create_pr", "force"), "Content": ("license_id", "calibration", "sign")}
 
 GGUF: Headings = {"Output": ("out", "type", "force"), "llama.cpp": ("llama_cpp", "no_importance", "pre_tokenizer")}
 

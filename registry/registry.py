@@ -144,6 +144,7 @@ class Registry:
         allow_unrelated: bool = False,
         remote_code: bool = False,
         tokenizer_of: str | None = None,
+        signers: PathLike | None = None,
     ) -> registration.Registration:
         """Register a checkpoint as the next version of expert `name`, with statistics.
 
@@ -158,6 +159,8 @@ class Registry:
             remote_code: accept a checkpoint that no native host carries.
             tokenizer_of: a version: added tokens get the numbers that it has for them, others new ones after all, and
                 rows of embedding and head move with them. For experts that gave one number to different tokens.
+            signers: OpenSSH's file of allowed signers: register only what one of them signed (`push_expert`), with
+                the tag `signer`.
 
         Returns the version and its relations to what is registered; an existing version if it has the same content.
 
@@ -166,6 +169,7 @@ class Registry:
             CalibrationError: there is no text to collect statistics on.
             IncompatibleError: it shares no ancestor with anything registered.
             ConflictError: `name` is a base model's.
+            SignatureError: none of the `signers` signed it, as it is here.
         """
         request = registration.RegistrationRequest(
             name,
@@ -179,6 +183,7 @@ class Registry:
             allow_unrelated,
             remote_code,
             tokenizer_of,
+            signers=signers,
         )
         with registration.open_candidate(self._workspace, request) as candidate:  # torch is loaded after it
             return registration.register_candidate(self._workspace, candidate)
@@ -869,7 +874,9 @@ class Registry:
         """Refuse, before it is composed, what could not be pushed (arguments as `push`; `plan` is its plan)."""
         hub.check_push(self._workspace, plan, target, license)
 
-    def push_expert(self, ref: str, target: hub.Target | str, *, calibration: bool = False) -> hub.Pushed:
+    def push_expert(
+        self, ref: str, target: hub.Target | str, *, calibration: bool = False, sign: PathLike | None = None
+    ) -> hub.Pushed:
         """Push a registered expert to the Hub: checkpoint, statistics and `expert.json`; return the commit.
 
         `add_expert(name, "hf://ORG/NAME")` registers it elsewhere without data and without a forward pass, with the
@@ -879,9 +886,10 @@ class Registry:
             ref: a version of an expert.
             target: the repository; a text is `ORG/NAME[@REVISION]` (ConflictError: it holds something else).
             calibration: push kept calibration tokens too; text that the expert sampled itself is always pushed.
+            sign: an OpenSSH key to sign `expert.json` with (SignatureError: it cannot).
         """
         self.resolve(ref)
-        return hub.push_expert(self._workspace, ref, target, calibration=calibration)
+        return hub.push_expert(self._workspace, ref, target, calibration=calibration, sign=sign)
 
     # -- opting out --------------------------------------------------------------------------------------------------
 

@@ -60,12 +60,13 @@ def print_pushed(pushed: "Pushed") -> None:
     done(pushed.commit, f"{action} {pushed.url}  {end}")
 
 
-@command("reg push-expert math ORG/math-expert")
+@command("reg push-expert math ORG/math-expert", headings=PUSH)
 @click.argument("ref", metavar="NAME[@V]")
 @hub_target
 @flag("--calibration", "Push kept calibration tokens too; tokens that the expert generated itself are always pushed.")
+@file("--sign KEY", "Sign it with an SSH key, for reg add-expert --signers.")
 @pass_session
-def push_expert(session: Session, /, ref: str, repo: str, calibration: bool, **target: Any) -> None:
+def push_expert(session: Session, /, ref: str, repo: str, calibration: bool, sign: Path | None, **target: Any) -> None:
     """Push a registered expert with its statistics to REPO, ORG/NAME on the Hub.
 
     Elsewhere, reg add-expert NAME hf://ORG/NAME then registers it without data and without a forward pass, under the
@@ -76,7 +77,7 @@ def push_expert(session: Session, /, ref: str, repo: str, calibration: bool, **t
     repository = Target.parse(repo, **target)
     announce(f"reading {ref} for the push")
     with session.registry() as registry:
-        pushed = registry.push_expert(ref, repository, calibration=calibration)
+        pushed = registry.push_expert(ref, repository, calibration=calibration, sign=sign)
     print_pushed(pushed)
     at = "" if pushed.revision == "main" else f"@{pushed.revision}"
     registering = shlex.join(["reg", "add-expert", ref.partition("@")[0], f"hf://{pushed.repo_id}{at}"])

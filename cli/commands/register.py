@@ -46,6 +46,9 @@ from registry.statistics.settings import PassSettings
 @cluster_options
 @annotations
 @examined
+@file(
+    "--signers FILE", "Register only what one of these allowed signers signed (reg push-expert --sign).", advanced=True
+)
 @keep_calibration
 @pass_session
 def add_expert(session: Session, /, name: str, checkpoint: str, data: tuple[Path, ...], **settings: Any) -> None:

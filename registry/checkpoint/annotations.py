@@ -1,18 +1,44 @@
-"""Annotations of a version: by its user, and from `expert.json`, the manifest in an expert's Hub repository."""
+"""Annotations of a version: by its user, and from `expert.json`, the manifest in an expert's Hub repository.
+
+Its digest is that of all that is registered, so who signed the manifest (`expert.json.sig`) signed the expert.
+"""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from registry.checkpoint.hub_download import HubReference, commit_of, is_hub_reference
-from registry.errors import InvalidInputError
-from registry.io.untrusted import DIGEST, TEXT, WHOLE, check_format, fields, list_of, maybe, read_json
+from registry.errors import InvalidInputError, SignatureError
+from registry.io import ssh
+from registry.io.limits import JSON_BYTES
+from registry.io.model_folder import BUNDLE, SIGNATURE
+from registry.io.untrusted import (
+    DIGEST,
+    TEXT,
+    WHOLE,
+    check_format,
+    fields,
+    json_object,
+    list_of,
+    maybe,
+    own_file,
+    read_json,
+    read_small,
+)
 from registry.names.reference import check_alias, check_license, check_name
 
-HUB_TAG, LANGUAGE_TAG = "hub", "language"
-"""Tags of a version: its Hub repository (`ORG/NAME` or `ORG/NAME@COMMIT`), and its languages (`de` or `de,en`)."""
+HUB_TAG, LANGUAGE_TAG, SIGNER_TAG = "hub", "language", "signer"
+"""Tags of a version: its Hub repository (`ORG/NAME` or `ORG/NAME@COMMIT`), its languages (`de` or `de,en`), and who
+signed it, a name among the allowed signers."""
 
 FILE_NAME = "expert.json"
+SIGNATURE_NAME = f"{FILE_NAME}.sig"  # that of SSH
+VERIFIED_BY = {
+    SIGNATURE_NAME: "reg add-expert --signers FILE",
+    SIGNATURE: "reg verify-signature",
+    BUNDLE: "model_signing",
+}
+"""File of a signature → what verifies it."""
 FORMAT = 1
 _KINDS = {"format": WHOLE, "name": TEXT, "digest": DIGEST, "license": maybe(TEXT), "languages": list_of(TEXT)}
 
@@ -65,12 +91,36 @@ def read_manifest(folder: Path) -> ExpertManifest | None:
     return ExpertManifest.from_document(read_json(path), str(path)) if path.is_file() else None
 
 
-def annotations_with(own: Annotations, manifest: ExpertManifest | None, checkpoint: str, folder: Path) -> Annotations:
-    """Complete a user's annotations, which take precedence, from a checkpoint's manifest and Hub repository.
+def signed_manifest(folder: Path, label: str, signers: Path) -> tuple[ExpertManifest, str, str]:
+    """Return a checkpoint's manifest, who signed it, a name among the allowed `signers`, and the key's fingerprint.
+
+    (SignatureError: it is not signed, or by none of them; other errors as `from_document`.)
+    """
+    path, signature = own_file(folder, FILE_NAME), own_file(folder, SIGNATURE_NAME)
+    if path is None or signature is None:
+        raise SignatureError(
+            f"{label} is not signed: it has no {SIGNATURE_NAME if path else FILE_NAME}",
+            "its owner runs: reg push-expert NAME REPO --sign KEY; without --signers it is registered as it is",
+        )
+    data = read_small(path, JSON_BYTES)
+    signer, key = ssh.verify(data, signature, signers)
+    return ExpertManifest.from_document(json_object(data, str(path)), str(path)), signer, key
+
+
+def signature_of(folder: Path) -> str:
+    """Return whether a folder has a signature, which is not looked at, and what verifies it: part of a sentence."""
+    found = next((name for name in VERIFIED_BY if (folder / name).is_file()), None)
+    return "not signed" if found is None else f"signed ({found}), which {VERIFIED_BY[found]} verifies"
+
+
+def annotations_with(
+    own: Annotations, manifest: ExpertManifest | None, checkpoint: str, folder: Path, signer: str | None
+) -> Annotations:
+    """Complete a user's annotations, which take precedence, from a checkpoint's manifest, Hub repository and signer.
 
     `checkpoint` is the checkpoint as the user named it, and `folder` its folder on this disk.
     """
-    tags: dict[str, str] = {}
+    tags = {} if signer is None else {SIGNER_TAG: signer}
     if manifest is not None and manifest.languages:
         tags[LANGUAGE_TAG] = ",".join(manifest.languages)
     if is_hub_reference(checkpoint):

@@ -17,20 +17,21 @@ from registry.checkpoint.model_files import COPIED_FILES, PICKLES, SINGLE, own_f
 from registry.errors import CheckpointError, InvalidInputError, NotFoundError, RegError, StorageError
 from registry.io.display import some
 from registry.io.limits import JSON_BYTES, TOKENIZER_BYTES
-from registry.io.model_folder import INDEX
+from registry.io.model_folder import BUNDLE, INDEX, SIGNATURE
 from registry.io.untrusted import json_object, read_small
 
 HUB_PREFIX = "hf://"
 CONFIG, ADAPTER_CONFIG, ADAPTER = "config.json", "adapter_config.json", "adapter_model.safetensors"
 SMALL_FILES = (
     *(CONFIG, ADAPTER_CONFIG, INDEX, "statistics.safetensors", "expert.json", "tokenizer*.json"),
+    *("expert.json.sig", SIGNATURE, BUNDLE),
     *COPIED_FILES,
     *("calibration.txt", "calibration.jsonl", "calibration.jsonl.gz", "calibration.parquet"),
 )
 """Patterns of the files that are fetched before the weights, besides `own_files`."""
 
 _AGAIN = "type the command again: it fetches what is missing"
-_BOUNDED = (".json", ".model", ".txt", ".jinja")
+_BOUNDED = (".json", ".model", ".txt", ".jinja", ".sig")
 _ONLINE = "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, then type the command again"
 _OTHER = "name another repository or revision, one that save_pretrained wrote"
 _PLAIN = re.compile(r"[\w.-]+")

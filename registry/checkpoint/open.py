@@ -8,6 +8,7 @@ from pathlib import Path
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.adapted import AdaptedCheckpoint
 from registry.checkpoint.adapter import Adapter, DenseWeights, Merged, copy_carried, is_adapter
+from registry.checkpoint.annotations import signature_of
 from registry.checkpoint.hub_download import HubReference, fetch_repository, is_hub_reference
 from registry.checkpoint.joint_training import joint_trainings
 from registry.checkpoint.model_files import own_files
@@ -62,11 +63,11 @@ def open_checkpoint(
         plain = stack.enter_context(plain_folder(folder, label, scratch, progress))
         return _opened(plain, label, remote_code, progress)
 
-    folder, label = _local(checkpoint)
+    folder, label = _local(checkpoint, progress)
     with ExitStack() as stack:
         if is_adapter(folder):
             adapter = Adapter.of_folder(folder, label)
-            weights = _base_of(adapter, base, registered, opened)
+            weights = _base_of(adapter, base, registered, opened, progress)
             if keep is not None and isinstance(weights, Checkpoint):
                 weights = keep(weights) or weights
             if base is not None and adapter.settings.base_name not in (None, os.fspath(base)):
@@ -96,12 +97,15 @@ def open_checkpoint(
         yield found
 
 
-def _local(checkpoint: PathLike) -> tuple[Path, str]:
+def _local(checkpoint: PathLike, progress: Progress) -> tuple[Path, str]:
+    """Return folder and label of a checkpoint; of one of the Hub, `progress` receives whether it is signed."""
     text = os.fspath(checkpoint)
-    if is_hub_reference(text):
-        reference = HubReference.parse(text)
-        return fetch_repository(reference), str(reference)
-    return Path(text), text
+    if not is_hub_reference(text):
+        return Path(text), text
+    reference = HubReference.parse(text)
+    folder = fetch_repository(reference)
+    remark(progress, f"{reference}: {signature_of(folder)}")
+    return folder, str(reference)
 
 
 def _opened(folder: Path, label: str, remote_code: bool, progress: Progress) -> Checkpoint:
@@ -122,7 +126,11 @@ def _opened(folder: Path, label: str, remote_code: bool, progress: Progress) -> 
 
 
 def _base_of(
-    adapter: Adapter, base: PathLike | None, registered: Registered, opened: Callable[[Path, str], Checkpoint]
+    adapter: Adapter,
+    base: PathLike | None,
+    registered: Registered,
+    opened: Callable[[Path, str], Checkpoint],
+    progress: Progress,
 ) -> DenseWeights:
     if base is not None:
         text = os.fspath(base)
@@ -131,7 +139,7 @@ def _base_of(
             return weights
         if not is_hub_reference(text) and not Path(text).is_dir():
             raise NotFoundError(f"there is no base model {text!r}: neither registered nor a folder", NAME_BASE)
-        return opened(*_local(text))
+        return opened(*_local(text, progress))
     if adapter.settings.base_name is None:
         raise CheckpointError(f"{adapter.label} does not say which base model it belongs to", NAME_BASE)
     if Path(adapter.settings.base_name).is_dir():
@@ -141,7 +149,7 @@ def _base_of(
         raise CheckpointError(f"{adapter.label}: {named}, which is not here", NAME_BASE)
     revision = f"@{adapter.settings.revision}" if adapter.settings.revision else ""
     try:
-        folder, label = _local(f"hf://{adapter.settings.base_name}{revision}")
+        folder, label = _local(f"hf://{adapter.settings.base_name}{revision}", progress)
     except RegError as error:
         raise CheckpointError(
             f"{adapter.label}: its base model {adapter.settings.base_name!r} cannot be fetched: {error.message}",

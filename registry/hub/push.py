@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from registry.calibration.calibration import is_self_sampled
-from registry.checkpoint.annotations import FILE_NAME
+from registry.checkpoint.annotations import FILE_NAME, SIGNATURE_NAME
 from registry.composition import Plan
 from registry.composition.card import CARD, license_of, licenses_of, with_additions
 from registry.composition.licenses import check_spelling, roll_up
@@ -16,6 +16,7 @@ from registry.hub.card_additions import languages_of, metadata, page, source_of
 from registry.hub.hub_errors import endpoint
 from registry.hub.target import Commit, Outgoing, Pushed, Target
 from registry.hub.upload import check_account, upload
+from registry.io import ssh
 from registry.io.disk import file_digest
 from registry.io.limits import JSON_BYTES
 from registry.io.model_folder import MARKER, UNLISTED
@@ -67,7 +68,9 @@ def check_push(workspace: Workspace, plan: Plan, target: Target | str, license_i
     check_account(_target(target))
 
 
-def push_expert(workspace: Workspace, ref: str, target: Target | str, *, calibration: bool = False) -> Pushed:
+def push_expert(
+    workspace: Workspace, ref: str, target: Target | str, *, calibration: bool = False, sign: PathLike | None = None
+) -> Pushed:
     """Push a registered expert (arguments and errors as in `Registry.push_expert`)."""
     workspace.check_owner()
     target = _target(target)
@@ -81,6 +84,8 @@ def push_expert(workspace: Workspace, ref: str, target: Target | str, *, calibra
     with temporary_folder(workspace.home.work) as temporary:
         folder = temporary / "expert"
         manifest = expert_files.write_expert(member, folder, calibration=calibration, progress=workspace.progress)
+        if sign is not None:
+            (folder / SIGNATURE_NAME).write_bytes(ssh.sign((folder / FILE_NAME).read_bytes(), Path(sign)))
         paths, digest = sorted(folder.iterdir()), manifest.digest
         with workspace.progress("hashing", sum(path.stat().st_size for path in paths), "B") as advance:
             files = {path.name: Outgoing(path, file_digest(path, advance)) for path in paths}

@@ -13,12 +13,19 @@ from typing import Literal
 from registry.calibration.corpus import check_files
 from registry.checkpoint import Checkpoint, hash_checkpoint
 from registry.checkpoint.adapter_config import CONFIG
-from registry.checkpoint.annotations import Annotations, ExpertManifest, annotations_with, read_manifest
+from registry.checkpoint.annotations import (
+    Annotations,
+    ExpertManifest,
+    annotations_with,
+    read_manifest,
+    signed_manifest,
+)
 from registry.checkpoint.hub_download import is_hub_reference
 from registry.checkpoint.open import open_checkpoint
 from registry.checkpoint.version_files import VersionArrays
 from registry.errors import InvalidInputError, NotFoundError
 from registry.families.sites import COUNTS
+from registry.io import ssh
 from registry.io.untrusted import is_folder
 from registry.names.resolve import check_name_is_free
 from registry.progress import remark
@@ -43,6 +50,7 @@ class RegistrationRequest:
     remote_code: bool = False
     tokenizer_of: str | None = None
     own_text: int = 0  # tokens of text that a base model is to write, which are counted; 0 for none
+    signers: str | PathLike[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,7 @@ class Candidate:
     checkpoint: Checkpoint
     annotations: Annotations  # those of the request, completed from the checkpoint's own `expert.json`
     manifest: ExpertManifest | None  # that file, or None without one
+    signer: str | None  # who signed that file, if it was verified
     settings: PassSettings
     samples: WeightSamples
     relations: tuple[Relation, ...]  # its distance to every registered version of its shape, the nearest first
@@ -80,6 +89,8 @@ def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterat
         workspace.check_owner()
         check_name_is_free(workspace.catalog, request.name, request.kind)
     check_files(request.data)
+    if request.signers is not None:
+        ssh.read_signers(Path(request.signers))
     like = None
     if request.tokenizer_of is not None:
         version = workspace.resolve(request.tokenizer_of)
@@ -97,15 +108,20 @@ def open_candidate(workspace: Workspace, request: RegistrationRequest) -> Iterat
         settings = on_cluster(request.settings or PassSettings(), workspace.cluster)
         if not checkpoint.family.has_table and (request.kind == "base" or request.name is None):
             settings = replace(settings, sites=COUNTS)
-        annotations, manifest = request.annotations, None
+        annotations, manifest, signer = request.annotations, None, None
         if request.kind == "expert" and request.name is not None:
-            manifest = read_manifest(checkpoint.folder)
-            annotations = annotations_with(annotations, manifest, os.fspath(request.checkpoint), checkpoint.folder)
+            folder = checkpoint.folder
+            if request.signers is None:
+                manifest = read_manifest(folder)
+            else:
+                manifest, signer, key = signed_manifest(folder, checkpoint.label, Path(request.signers))
+                remark(workspace.progress, f"{checkpoint.label}: signed by {signer}, key {key}")
+            annotations = annotations_with(annotations, manifest, os.fspath(request.checkpoint), folder, signer)
         samples, versions = weights_of_checkpoint(checkpoint), workspace.versions()
         relations = relations_of(workspace, samples, versions)
         if not request.allow_unrelated and request.kind == "expert":
             confirm_related(workspace, checkpoint.label, samples, versions, relations)
-        yield Candidate(request, checkpoint, annotations, manifest, settings, samples, relations)
+        yield Candidate(request, checkpoint, annotations, manifest, signer, settings, samples, relations)
 
 
 def _with_weights_of(workspace: Workspace, checkpoint: Checkpoint) -> VersionArrays | None:

@@ -4,7 +4,7 @@ The order of writing leaves at most unreferenced arrays after a crash: everythin
 arrays are written and read back, and one transaction of the catalog adds the version.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -17,7 +17,7 @@ from registry.checkpoint import HashedCheckpoint, hash_checkpoint
 from registry.checkpoint.adapted import AdaptedCheckpoint
 from registry.checkpoint.annotations import Annotations
 from registry.checkpoint.version_files import adapters_beside, base_of_adapter
-from registry.errors import ConflictError
+from registry.errors import ConflictError, SignatureError
 from registry.families.sites import CONTENT_COUNTS, COUNTS, MLP_INPUT, PAIR_COUNTS, TOKEN_COUNTS
 from registry.io.torch_blocks import to_block
 from registry.progress import Progress, remark
@@ -119,10 +119,15 @@ def content_of(
 
 
 def write_arrays(
-    store: ArrayStore, hashed: HashedCheckpoint, collected: Collected | None, progress: Progress
+    store: ArrayStore,
+    hashed: HashedCheckpoint,
+    collected: Collected | None,
+    progress: Progress,
+    check: Callable[[Sequence[ArrayLink]], None] = lambda _: None,
 ) -> tuple[ArrayLink, ...]:
     """Write the arrays of a version that the store lacks, and return links to all; a failure leaves nothing behind.
 
+    `check` may refuse the links, which is a failure too.
     Where several may write at once, it leaves garbage, which `reg gc` deletes. Several arrays are compressed, written,
     flushed and read back at once. The caller holds the registry's lock (StorageError: the disk refused; DamagedError:
     the bytes read back differ from those written, or the checkpoint changed meanwhile).
@@ -150,7 +155,9 @@ def write_arrays(
                 for done in as_completed(futures):
                     advance(done.result().nbytes)
                 linked = [replace(link, role=role) for (role, _), link in hashed.checkpoint.stored.items()]
-                return (*(future.result() for future in futures), *linked)
+                links = (*(future.result() for future in futures), *linked)
+            check(links)
+            return links
         except BaseException:
             pool.shutdown(cancel_futures=True)
             if not store.concurrent_writers:  # else another process may be about to use what this one has written
@@ -198,6 +205,7 @@ def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint
     links, others = [] if existing is None else catalog.arrays_of(existing), checkpoint.stored
     own = [link.digest for link in links if (link.role, link.name) not in others]  # an adapter mends none of its base's
     if existing is not None and all(map(workspace.arrays.is_intact, own)):
+        _check_signed(candidate, existing.digest)
         version = _annotate(catalog, existing, candidate.annotations)
         return Registration(version, added=False, self_sampled=self_sampled)
     if collected is None:
@@ -233,7 +241,11 @@ def _register(
         claim(catalog, workspace.arrays)
         if isinstance(hashed.checkpoint, AdaptedCheckpoint):
             catalog.check_active([hashed.checkpoint.base.version])  # its arrays are this version's too
-        arrays = write_arrays(workspace.arrays, hashed, collected, workspace.progress)
+
+        def check(links: Sequence[ArrayLink]) -> None:
+            _check_signed(candidate, content_digest(content, links))
+
+        arrays = write_arrays(workspace.arrays, hashed, collected, workspace.progress, check)
         new = NewVersion(
             name,
             kind,
@@ -246,6 +258,18 @@ def _register(
         )
         version, added = catalog.add_version(new)
     return Registration(_annotate(catalog, version, annotations), added)
+
+
+def _check_signed(candidate: Candidate, digest: str) -> None:
+    """Refuse what has another digest than the one that was signed, if any (SignatureError)."""
+    if candidate.signer is None or candidate.manifest is None or candidate.manifest.digest == digest:
+        return
+    raise SignatureError(
+        f"{candidate.checkpoint.label} is {digest[:12]} here, and {candidate.signer} signed "
+        f"{candidate.manifest.digest[:12]}: license, statistics or files differ",
+        "drop --data, --license and other options that make it another version; else do not use it before its signer "
+        "has looked at it",
+    )
 
 
 def _with_relations(workspace: Workspace, candidate: Candidate, registration: Registration) -> Registration:

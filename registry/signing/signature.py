@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from registry.composition.manifest import ComposedFolder
-from registry.errors import CheckpointError, InvalidInputError, SignatureError
+from registry.errors import InvalidInputError, SignatureError
+from registry.io import ssh
 from registry.io.disk import atomic_file
-from registry.io.limits import JSON_BYTES, SIGNER_BYTES
+from registry.io.limits import JSON_BYTES
 from registry.io.model_folder import BOM, BOM_SIGNATURE, BUNDLE, MARKER, SIGNATURE, signable
 from registry.io.untrusted import json_object, read_small
 from registry.opt_out.receipt import Receipt
 from registry.progress import Progress, silent
-from registry.signing import bundle, ssh
+from registry.signing import bundle
 from registry.workspace import PathLike
 from store.permissions import writing
 
@@ -50,7 +51,7 @@ def sign(path: PathLike, key: PathLike, progress: Progress = silent) -> Signatur
         write, composed = signer(key), ComposedFolder.read(path)  # a key that cannot be read is told first
         composed.check(progress)
         return write(composed)
-    if bundle.is_private(_read(key, _KEY)):
+    if bundle.is_private(ssh.read_keys(key, _KEY)):
         raise InvalidInputError(
             f"{key} is a PEM key, which signs folders alone", "sign the receipt with an OpenSSH key"
         )
@@ -62,7 +63,7 @@ def sign(path: PathLike, key: PathLike, progress: Progress = silent) -> Signatur
 def signer(key: PathLike) -> Callable[[ComposedFolder], Signature]:
     """Return the function that signs a folder whose files were checked (errors of the key as `sign`)."""
     file = Path(key)
-    data = _read(file, _KEY)
+    data = ssh.read_keys(file, _KEY)
     if not bundle.is_private(data):
         return lambda composed: _sign_documents(composed, file)
     bundle.require_library()
@@ -84,7 +85,7 @@ def verify(path: PathLike, signers: PathLike, progress: Progress = silent) -> Si
         StorageError: ssh-keygen or model-signing is not installed.
     """
     path, signers = signable(path), Path(signers)
-    by_key = bundle.is_public(_read(signers, "name a file of allowed signers, with lines: NAME ssh-ed25519 …"))
+    by_key = bundle.is_public(ssh.read_signers(signers))
     if path.is_file():
         if by_key:
             raise InvalidInputError(f"{signers} is a PEM key, which signs folders alone", "name allowed signers")
@@ -151,13 +152,3 @@ def _present(signature: Path, path: Path, what: str = "") -> Path:
 
 def _check_receipt(path: Path, data: bytes) -> None:
     Receipt.from_document(json_object(data, str(path)), str(path))
-
-
-def _read(path: Path, hint: str) -> bytes:
-    """Return a file of keys (SignatureError: it is absent, too large, or cannot be read)."""
-    try:
-        return read_small(path, SIGNER_BYTES)
-    except CheckpointError as error:
-        raise SignatureError(error.message, hint) from error
-    except OSError as error:
-        raise SignatureError(f"{path} cannot be read: {error.strerror}", hint) from error

@@ -60,6 +60,23 @@ def test_signatures_are_told(reg: Reg, hub: WritableHub, tmp_path: Path) -> None
     assert "--key" in reg("sign", moe, code=2).stderr
 
 
+@pytest.mark.check
+def test_who_signed_an_expert_is_told(reg: Reg, hub: WritableHub, tmp_path: Path) -> None:
+    signers, key = tmp_path / "signers", new_key(tmp_path / "key")
+    signers.write_text(f"ada@example.org {(tmp_path / 'key.pub').read_text()}")
+    reg("push-expert", "math", "org/math", "--calibration", "--sign", key)
+    told = reg("add-expert", "other", "hf://org/math").stderr
+    assert "hf://org/math: signed (expert.json.sig), which reg add-expert --signers FILE verifies" in told
+    told = reg("add-expert", "new", "hf://org/math", "--signers", signers).stderr
+    assert "hf://org/math: signed by ada@example.org, key SHA256:" in told
+    assert reg.json("show", "new")["tags"]["signer"] == "ada@example.org"
+    reg("push-expert", "code", "org/code")
+    refused = reg("add-expert", "bad", "hf://org/code", "--signers", signers, code=1).stderr
+    assert "error: hf://org/code is not signed: it has no expert.json.sig" in refused
+    assert "next: its owner runs: reg push-expert NAME REPO --sign KEY" in refused
+    assert "bad" in reg("show", "bad", code=1).stderr
+
+
 def test_receipts_are_statements_and_can_be_signed(reg: Reg, tmp_path: Path) -> None:
     receipt, key = tmp_path / "receipt.json", new_key(tmp_path / "key")
     reg("opt-out", "law", "--yes", "--receipt", receipt)

@@ -1,6 +1,8 @@
 """Proves: an expert that was pushed is registered from the Hub elsewhere without data, to the same digests."""
 
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +13,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load
 
 from registry import PassSettings, Recipe, Registry
-from registry.errors import CheckpointError, ConflictError
+from registry.errors import CheckpointError, ConflictError, RegError, SignatureError
 from registry.hub.target import Target
 from tests.conftest import SETTINGS, Zoo, files_of
 from tests.remarks import Remarks
@@ -72,6 +74,55 @@ def test_an_expert_has_the_digests_that_it_had_at_home(
     assert (data.license, data.language) == ("apache-2.0", ["en"])
     assert registry.resolve("math").digest in card.text
     assert "hf://org/math" in card.text
+
+
+@pytest.mark.check
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen")
+def test_who_signed_an_expert_is_told_and_can_be_asked_for(
+    filled: Registry, hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signers = {name: tmp_path / f"{name}.allowed" for name in ("ada", "eve")}
+    for name, allowed in signers.items():
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
+        allowed.write_text(f"{name}@example.org {(tmp_path / f'{name}.pub').read_text()}")
+    filled.push_expert("math", "org/plain", calibration=True)
+    filled.push_expert("math", "org/math", calibration=True, sign=tmp_path / "ada")
+    assert not filled.push_expert("math", "org/math", calibration=True, sign=tmp_path / "ada").added
+    files = hub.files("org/math")
+    assert files.keys() == {*hub.files("org/plain"), "expert.json.sig"}
+    for name, signature in {"noise": bytes(range(256)), "empty": b"", "other": files["expert.json.sig"][:-40]}.items():
+        hub.add(f"org/{name}", files | {"expert.json.sig": signature})
+    hub.add("org/large", files | {"expert.json.sig": bytes(2**20 + 1)})
+    hub.add("org/bundle", hub.files("org/plain") | {"model.sig": b"noise"})
+    with elsewhere(tmp_path, monkeypatch) as other:
+        other.progress = told = Remarks()
+        for repo, by, why in (
+            ("plain", "ada", "hf://org/plain is not signed: it has no expert.json.sig"),
+            ("bundle", "ada", "hf://org/bundle is not signed"),
+            ("math", "eve", "which .* does not allow"),
+            ("noise", "ada", "is not a signature of"),
+            ("empty", "ada", "is not a signature of"),
+            ("other", "ada", "is not a signature of"),
+            ("large", "ada", "more than 1,048,576 bytes"),
+        ):
+            with pytest.raises(RegError, match=why) as refused:
+                other.add_expert("math", f"hf://org/{repo}", signers=signers[by])
+            assert refused.value.hint
+        with pytest.raises(SignatureError, match=r"ada@example\.org signed"):
+            other.add_expert("math", "hf://org/math", signers=signers["ada"], license="mit")
+        with pytest.raises(SignatureError, match="nosuch is not a regular file"):
+            other.add_expert("math", "hf://org/none", signers=tmp_path / "nosuch")
+        assert (other.versions(), list(other.arrays.digests())) == ([], [])
+        assert "signer" not in other.add_expert("math", "hf://org/noise").version.tags
+        assert other.add_expert("math", "hf://org/math", signers=signers["ada"]).version.tags["signer"] == (
+            "ada@example.org"
+        )
+        other.add_expert("plain", "hf://org/plain")
+        other.add_expert("bundle", "hf://org/bundle")
+    assert "hf://org/noise: signed (expert.json.sig), which reg add-expert --signers FILE verifies" in told.text
+    assert "hf://org/math: signed by ada@example.org, key SHA256:" in told.text
+    assert "hf://org/plain: not signed" in told.text
+    assert "hf://org/bundle: signed (model.sig), which model_signing verifies" in told.text
 
 
 @pytest.mark.check

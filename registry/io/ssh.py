@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from registry.errors import SignatureError, StorageError
+from registry.errors import CheckpointError, SignatureError, StorageError
 from registry.io.limits import SIGNER_BYTES
 from registry.io.untrusted import read_small
 from registry.io.work_dirs import temporary_folder
@@ -18,6 +18,21 @@ NAMESPACE = "expert-registry"
 _SECONDS = 60  # that ssh-keygen may take where nobody can answer it
 _BESIDE_THE_POINT = re.compile(r"@|Signing file|Write signature|$")
 _KEY = "name an OpenSSH private key, such as ~/.ssh/id_ed25519; to make one: ssh-keygen -t ed25519"
+
+
+def read_keys(path: Path, hint: str) -> bytes:
+    """Return a file of keys (SignatureError: it is absent, too large, or cannot be read)."""
+    try:
+        return read_small(path, SIGNER_BYTES)
+    except CheckpointError as error:
+        raise SignatureError(error.message, hint) from error
+    except OSError as error:
+        raise SignatureError(f"{path} cannot be read: {error.strerror}", hint) from error
+
+
+def read_signers(path: Path) -> bytes:
+    """Return a file of allowed signers (errors as `read_keys`)."""
+    return read_keys(path, "name a file of allowed signers, with lines: NAME ssh-ed25519 …")
 
 
 def sign(data: bytes, key: Path) -> bytes:
