@@ -77,7 +77,10 @@ AUDIT: Headings = {
     "Computation": ("device",),
 }
 
-PUSH: Headings = {"Repository": ("revision", "private", "create_pr", "force"), "Content": ("license_id", "calibration", "sign")}
+PUSH: Headings = {
+    "Repository": ("revision", "private", "create_pr", "force"),
+    "Content": ("license_id", "calibration", "sign"),
+}
 
 GGUF: Headings = {"Output": ("out", "type", "force"), "llama.cpp": ("llama_cpp", "no_importance", "pre_tokenizer")}
 
