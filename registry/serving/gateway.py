@@ -4,12 +4,14 @@ It speaks OpenAI's API as vLLM, LoRAX and llama.cpp's server do, where `model` n
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+import selectors
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -62,7 +64,7 @@ class Gateway:
             raise InvalidInputError(
                 f"{strangers[0]!r} is not among the folder's experts: {', '.join(picker.members)}", "name one of them"
             )
-        self._picker, self._parts = picker, parts
+        self._picker, self._server = picker, _Server(parts)
         self.names = {member: member for member in picker.members} | dict(names or {})
         """Expert → the name that the server knows it by."""
 
@@ -106,7 +108,7 @@ class Gateway:
             expert, why = self.chosen(request.url.path, body)
             sent = json.dumps(body | {"model": self.names[expert]}).encode()
             names = {EXPERT: expert.encode("ascii", "replace").decode(), REASON: why}
-            return _passed_on(self._sent("POST", request, sent), names)
+            return self._server.passed_on("POST", request, sent, names)
         except StorageError as error:
             return _failed(502, error.message, "server_error")
         except RegError as error:
@@ -117,17 +119,46 @@ class Gateway:
     async def _passed(self, request: Request) -> Response:
         def answered() -> Response:
             try:
-                return _passed_on(self._sent("GET", request, b""), {})
+                return self._server.passed_on("GET", request, b"", {})
             except StorageError as error:
                 return _failed(502, error.message, "server_error")
 
         return await run_in_threadpool(answered)
 
+
+class _Server:
+    """The server of adapters, whose connections serve one request after another."""
+
+    def __init__(self, parts: SplitResult) -> None:
+        self._parts, self._idle = parts, list[HTTPConnection]()
+        weakref.finalize(self, _close, self._idle)
+
+    def passed_on(self, method: str, request: Request, body: bytes, headers: Mapping[str, str]) -> Response:
+        """Send a request on, and return the answer: as its pieces come, or at once where its length is told.
+
+        (StorageError: there is no answer, or it breaks off.)
+        """
+        connection, answer = self._sent(method, request, body)
+        named = dict(headers) | {"Content-Type": answer.headers.get("Content-Type", "application/json")}
+        if answer.length is not None:
+            with self._again(connection, answer):
+                try:
+                    return Response(answer.read(), answer.status, named)
+                except (OSError, HTTPException) as error:
+                    raise StorageError(
+                        f"the server's answer breaks off: {first_line(error)}", "send it again"
+                    ) from error
+
+        def pieces() -> Iterator[bytes]:
+            with self._again(connection, answer):
+                while data := answer.read1(_PIECE):
+                    yield data
+
+        return StreamingResponse(pieces(), answer.status, named)
+
     def _sent(self, method: str, request: Request, body: bytes) -> tuple[HTTPConnection, HTTPResponse]:
         """Send a request on, and return the answer, whose body is still to come (StorageError: no answer)."""
-        parts = self._parts
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        connection = kind(str(parts.hostname), parts.port, timeout=_SECONDS)
+        parts, connection = self._parts, self._free()
         headers = {name: request.headers[name] for name in _KEPT if name in request.headers}
         query = f"?{request.url.query}" if request.url.query else ""
         try:
@@ -139,6 +170,35 @@ class Gateway:
                 f"{parts.scheme}://{parts.netloc} does not answer: {first_line(error)}", "start the server of adapters"
             ) from error
 
+    def _free(self) -> HTTPConnection:
+        """Return a connection for one request: an idle one that the server has not closed, or a new one."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            kind = HTTPSConnection if self._parts.scheme == "https" else HTTPConnection
+            return kind(str(self._parts.hostname), self._parts.port, timeout=_SECONDS)
+        if connection.sock is not None:
+            with selectors.DefaultSelector() as waiting:
+                waiting.register(connection.sock, selectors.EVENT_READ)
+                if waiting.select(0):  # the end, or what nobody asked for
+                    connection.close()  # and opens again for the request
+        return connection
+
+    @contextmanager
+    def _again(self, connection: HTTPConnection, answer: HTTPResponse) -> Iterator[None]:
+        """Keep a connection for the next request once its answer is read whole; close it otherwise."""
+        try:
+            yield
+        finally:
+            if not answer.isclosed():
+                connection.close()
+            self._idle.append(connection)
+
+
+def _close(connections: Iterable[HTTPConnection]) -> None:
+    for connection in connections:
+        connection.close()
+
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message with its parts of text joined, as chat templates read them."""
@@ -146,26 +206,6 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return {**message, "content": content if isinstance(content, str) else ""}
-
-
-def _passed_on(sent: tuple[HTTPConnection, HTTPResponse], headers: Mapping[str, str]) -> Response:
-    """Return an answer: as its pieces come, or at once where its length is told (StorageError: it breaks off)."""
-    connection, answer = sent
-    kind = answer.headers.get("Content-Type", "application/json")
-    named = dict(headers) | {"Content-Type": kind}
-    if answer.length is not None:
-        with closing(connection), answer:
-            try:
-                return Response(answer.read(), answer.status, named)
-            except (OSError, HTTPException) as error:
-                raise StorageError(f"the server's answer breaks off: {first_line(error)}", "send it again") from error
-
-    def pieces() -> Iterator[bytes]:
-        with closing(connection), answer:
-            while data := answer.read1(_PIECE):
-                yield data
-
-    return StreamingResponse(pieces(), answer.status, named)
 
 
 def _failed(status: int, message: str, kind: str = "invalid_request_error") -> Response:

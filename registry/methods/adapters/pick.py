@@ -52,7 +52,7 @@ class AdapterPicker:
             )
         nobody, prefix, turns = (config.get(f"context_{name}") for name in ("nobody", "prefix", "turns"))
         start = sum(accumulate((a == b for a, b in zip(ids, prefix or [], strict=False)), and_))
-        told = [at for at in range(start, len(ids)) if not _is_turn(ids, at, turns or [])]
+        told = [at for at in range(start, len(ids)) if not (turns and _is_turn(ids, at, turns))]
         if not told:
             return Picked(nobody or 0, None)
         scores = self._scores(ids, told)

@@ -5,6 +5,7 @@ The server of adapters is one of this test's own, which answers as OpenAI's API 
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -33,11 +34,16 @@ COUNTS = PassSettings(tokens=512, seq_len=32, batch_size=1, sites="counts")
 
 @dataclass
 class Adapters:
-    """A server of adapters: what it was sent, and when the second half of a streamed answer may go."""
+    """A server of adapters: what it was sent, on how many connections, and when the rest of a stream may go.
+
+    Where it leaves, it closes a connection after an answer that does not say so.
+    """
 
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
+    connections: int = 0
+    leaves: bool = False
     go_on: threading.Event = field(default_factory=threading.Event)
 
 
@@ -46,6 +52,12 @@ def adapters() -> Iterator[Adapters]:
     own = Adapters()
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            own.connections += 1
+
         def log_message(self, *_: Any) -> None:
             pass
 
@@ -62,6 +74,7 @@ def adapters() -> Iterator[Adapters]:
                 return self._answer(200, {"model": body["model"], "choices": []})
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Connection", "close")
             self.end_headers()
             self.wfile.write(b"data: first\n\n")
             self.wfile.flush()
@@ -75,6 +88,7 @@ def adapters() -> Iterator[Adapters]:
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
+            self.close_connection = own.leaves
 
     running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     own.url = f"http://127.0.0.1:{running.server_port}"
@@ -147,6 +161,14 @@ def test_a_named_expert_is_kept(gateway: str, adapters: Adapters) -> None:
         _, headers, _ = ask(gateway, "/v1/completions", {"model": asked, "prompt": "x"})
         assert headers[REASON] == "asked for"
         assert adapters.bodies[-1]["model"] == sent
+
+
+def test_connections_are_kept_until_the_server_closes_them(gateway: str, adapters: Adapters) -> None:
+    for leaves, connections in ((False, 1), (False, 1), (True, 1), (False, 2), (False, 2)):
+        adapters.leaves = leaves
+        assert ask(gateway, "/v1/completions", {"prompt": "the court finds"})[0] == 200
+        assert adapters.connections == connections
+        time.sleep(0.2 * leaves)  # until it is closed
 
 
 def test_an_answer_is_streamed(gateway: str, adapters: Adapters) -> None:
