@@ -369,16 +369,19 @@ class Registry:
         with registration.open_candidate(self._workspace, request) as candidate:
             return registration.check_candidate(self._workspace, candidate)
 
-    def alias(self, ref: str, alias: str) -> str | None:
-        """Point `alias`, a name, at the version `ref`, and return the version it pointed at before, if any."""
-        self._workspace.check_owner()
-        return self.catalog.set_alias(self.resolve(ref), check_alias(alias))
+    def alias(self, ref: str, alias: str, *, protect: bool = False, force: bool = False) -> str | None:
+        """Point `alias`, a name, at the version `ref`, and return the version it pointed at before, if any.
 
-    def remove_alias(self, name: str, alias: str) -> None:
-        """Delete `name@alias` (NotFoundError: `name` has no such `alias`)."""
+        With `protect` it is from then on moved and deleted with `force` alone (ConflictError without).
+        """
+        self._workspace.check_owner()
+        return self.catalog.set_alias(self.resolve(ref), check_alias(alias), protect=protect, force=force)
+
+    def remove_alias(self, name: str, alias: str, *, force: bool = False) -> None:
+        """Delete `name@alias` (NotFoundError: `name` has no such `alias`; ConflictError: it is protected)."""
         self._workspace.check_owner()
         check_has_alias(self.catalog, name, alias)
-        self.catalog.delete_alias(name, alias)
+        self.catalog.delete_alias(name, alias, force=force)
 
     # -- composing ---------------------------------------------------------------------------------------------------
 

@@ -133,7 +133,8 @@ def show(session: Session, ref: str) -> None:
         ]
         rows += [(training.key, training.sentence(part)) for training, part in parts_in(version.content)]
     rows += [("parameters", shown_parameters(version))]
-    rows += [("aliases", ", ".join(version.aliases))] if version.aliases else []
+    aliases = [f"{one} (protected)" if one in version.protected else one for one in version.aliases]
+    rows += [("aliases", ", ".join(aliases))] if aliases else []
     rows += [("tag", f"{key}={value}") for key, value in version.tags.items()]
     for s in version.statistics:
         clipped = f", {s.saturated:,} activations were clipped at their bound" if s.saturated else ""
@@ -160,20 +161,24 @@ def show(session: Session, ref: str) -> None:
         next_step(following if is_base else after_registration(version, relations, (), beside))
 
 
-@command("reg alias math@1 stable", "reg alias math stable --delete")
+@command("reg alias math@1 stable --protect", "reg alias math stable --delete")
 @click.argument("ref", metavar="NAME[@V]")
 @click.argument("alias")
 @flag("--delete", "Delete NAME@ALIAS instead.")
+@flag("--protect", "Protect it: from now on it is moved and deleted with --force alone.")
+@flag("--force", "Move or delete a protected alias; moved, it stays protected.")
 @pass_session
-def alias(session: Session, ref: str, alias: str, delete: bool) -> None:
+def alias(session: Session, ref: str, alias: str, delete: bool, protect: bool, force: bool) -> None:
     """Point ALIAS at a version, so that NAME@ALIAS refers to it; an alias can be moved."""
+    if delete and protect:
+        raise click.UsageError("--delete and --protect exclude one another.")
     name = Reference.parse(ref).name
     with session.registry() as registry:
         if delete:
-            registry.remove_alias(name, alias)
+            registry.remove_alias(name, alias, force=force)
             now = before = None
         else:
-            before = registry.alias(ref, alias)
+            before = registry.alias(ref, alias, protect=protect, force=force)
             now = registry.resolve(f"{name}@{alias}").ref
     if printed_json({"alias": f"{name}@{alias}", "version": now, "before": before}):
         return

@@ -243,7 +243,11 @@ def _register(
             catalog.check_active([hashed.checkpoint.base.version])  # its arrays are this version's too
 
         def check(links: Sequence[ArrayLink]) -> None:
-            _check_signed(candidate, content_digest(content, links))
+            digest = content_digest(content, links)
+            _check_signed(candidate, digest)
+            same = [one for one in catalog.versions(name, states=("active",)) if one.digest == digest]
+            if annotations.alias is not None and not same:
+                catalog.check_alias(name, annotations.alias)
 
         arrays = write_arrays(workspace.arrays, hashed, collected, workspace.progress, check)
         new = NewVersion(
@@ -318,10 +322,10 @@ _PARTS = {
 
 
 def _annotate(catalog: Catalog, version: VersionRecord, annotations: Annotations) -> VersionRecord:
-    if not annotations.tags.items() <= version.tags.items():
-        catalog.set_tags(version, annotations.tags)
     if annotations.alias is not None and annotations.alias not in version.aliases:
         catalog.set_alias(version, annotations.alias)
+    if not annotations.tags.items() <= version.tags.items():
+        catalog.set_tags(version, annotations.tags)
     return catalog.reread([version])[0]
 
 

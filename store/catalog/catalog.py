@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Unpack, cast
 
 from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
 
 from store.catalog import integrity as seals
 from store.catalog import schema
@@ -18,7 +19,17 @@ from store.catalog.files import Files
 from store.catalog.locks import locks_of
 from store.catalog.records import KIND_WORDS, Kind, NewVersion, State, StatisticsRecord, TagCount, VersionRecord
 from store.catalog.search import Filters, conditions
-from store.catalog.tables import Alias, Expert, Identity, Statistics, Tag, Version, VersionArray, bytewise
+from store.catalog.tables import (
+    Alias,
+    Expert,
+    Identity,
+    ProtectedAlias,
+    Statistics,
+    Tag,
+    Version,
+    VersionArray,
+    bytewise,
+)
 from store.catalog.transactions import log, now, read_document, repeating
 from store.digest import canonical_json
 from store.errors import ConflictError
@@ -206,22 +217,40 @@ class Catalog(Compositions, ArrayLinks, Events, Files, seals.Checks):
                 session.merge(Tag(version_id=row.id, key=key, value=value))
             log(session, "tag", version.ref, rows=seals.seals_of(session, versions={version.ref: row.id}))
 
-    def set_alias(self, version: VersionRecord, alias: str) -> str | None:
-        """Point `alias` at an active `version`; return the one it pointed at before, if any (errors as `set_tags`)."""
+    def check_alias(self, name: str, alias: str) -> None:
+        """Check that `name@alias` may be set or moved (ConflictError: it is protected)."""
+        with self._reading() as session:
+            _check_unprotected(session, name, alias, f"{name}@V")
+
+    def set_alias(
+        self, version: VersionRecord, alias: str, *, protect: bool = False, force: bool = False
+    ) -> str | None:
+        """Point `alias` at an active `version`; return the one it pointed at before, if any (errors as `set_tags`).
+
+        With `protect` it is protected from now on: it moves with `force` alone (ConflictError), and stays protected.
+        """
         with self._writing() as session:
             seals.check_name(session, version.name)
             row = self._active(session, version)
             existing, before = session.get(Alias, (row.expert_id, alias)), None
             if existing is not None:
                 before = f"{version.name}@{session.get_one(Version, existing.version_id).number}"
+            if not force and before != version.ref:
+                _check_unprotected(session, version.name, alias, version.ref)
             session.merge(Alias(expert_id=row.expert_id, name=alias, version_id=row.id))
+            if protect:
+                session.flush()  # it refers to the alias
+                session.merge(ProtectedAlias(expert_id=row.expert_id, name=alias))
             rows = seals.seals_of(session, names={version.name: row.expert_id})
-            log(session, "alias", version.ref, alias=alias, before=before, rows=rows)
+            did = {"protected": True} if protect else {}
+            log(session, "alias", version.ref, alias=alias, before=before, rows=rows, **did)
             return before
 
-    def delete_alias(self, name: str, alias: str) -> None:
-        """Delete `name@alias`, if it exists."""
+    def delete_alias(self, name: str, alias: str, *, force: bool = False) -> None:
+        """Delete `name@alias`, if it exists (ConflictError: it is protected, without `force`)."""
         with self._writing() as session:
+            if not force:
+                _check_unprotected(session, name, alias, name, "--delete ")
             query = select(Alias).join(Expert, Expert.id == Alias.expert_id)
             row = session.scalar(query.where(Expert.name == name, Alias.name == alias))
             if row is not None:
@@ -290,6 +319,13 @@ class Catalog(Compositions, ArrayLinks, Events, Files, seals.Checks):
                 log(session, "purge", version.ref, digest=version.digest, rows=rows, **did)
 
 
+def _check_unprotected(session: Session, name: str, alias: str, ref: str, option: str = "") -> None:
+    """Raise ConflictError, with the command for `ref` that forces it, if `name@alias` is protected."""
+    query = select(ProtectedAlias.name).join(Expert, Expert.id == ProtectedAlias.expert_id)
+    if session.scalar(query.where(Expert.name == name, ProtectedAlias.name == alias)) is not None:
+        raise ConflictError(f"{name}@{alias} is protected", f"reg alias {ref} {alias} {option}--force")
+
+
 def _version(row: Version) -> VersionRecord:
     return VersionRecord(
         id=row.id,
@@ -304,6 +340,7 @@ def _version(row: Version) -> VersionRecord:
         withdrawn_at=row.withdrawn_at,
         purged_at=row.purged_at,
         aliases=tuple(alias.name for alias in row.aliases),
+        protected=tuple(alias.name for alias in row.aliases if alias.protection is not None),
         tags={tag.key: tag.value for tag in row.tags},
         statistics=tuple(
             StatisticsRecord(s.site, s.tokens, s.saturated, s.calibration_digest, s.calibration_label)

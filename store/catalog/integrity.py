@@ -28,6 +28,7 @@ from store.catalog.tables import (
     Evaluation,
     Event,
     Expert,
+    ProtectedAlias,
     Statistics,
     Tag,
     Version,
@@ -48,8 +49,12 @@ Seal = tuple[str, str]  # the name of a group in the log, and the digest of its 
 
 
 def name_seal(session: Session, name: str, expert: int) -> Seal:
-    """Return the seal of a name and its aliases."""
-    return f"name {name}", _digest(session, (Expert, Expert.id == expert), (Alias, Alias.expert_id == expert))
+    """Return the seal of a name and its aliases, and which of them are protected if any is."""
+    parts: list[tuple[type[Base], Any]] = [(Expert, Expert.id == expert), (Alias, Alias.expert_id == expert)]
+    is_of_it = ProtectedAlias.expert_id == expert
+    if session.scalars(select(ProtectedAlias.name).where(is_of_it)).first():  # logs have digests from before
+        parts.append((ProtectedAlias, is_of_it))
+    return f"name {name}", _digest(session, *parts)
 
 
 def version_seal(session: Session, ref: str, version: int) -> Seal:

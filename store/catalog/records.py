@@ -68,6 +68,7 @@ class VersionRecord:
     withdrawn_at: str | None  # the time when it was opted out
     purged_at: str | None  # the time when its arrays were deleted
     aliases: tuple[str, ...]  # its aliases, without the name
+    protected: tuple[str, ...]  # those of its aliases that are protected
     tags: dict[str, str]  # its tags
     statistics: tuple[StatisticsRecord, ...]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from sqlalchemy import Connection
 
-HEAD = "8ea053439e10"
+HEAD = "c4d1f0a97b35"
 """The revision this program works with; a test compares it with the newest file of `migrations/versions`."""
 
 

@@ -10,6 +10,7 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     ForeignKey,
+    ForeignKeyConstraint,
     Index,
     Integer,
     MetaData,
@@ -149,6 +150,19 @@ class Alias(Base):
     expert_id: Mapped[int] = mapped_column(ForeignKey("experts.id"), primary_key=True)
     name: Mapped[str] = mapped_column(Name, primary_key=True)
     version_id: Mapped[int] = mapped_column(ForeignKey("versions.id"), index=True)
+
+    protection: Mapped["ProtectedAlias | None"] = relationship(lazy="joined", viewonly=True)
+
+
+class ProtectedAlias(Base):
+    """An alias that is moved or deleted on purpose alone; a table of its own, as logs have digests of older rows."""
+
+    __tablename__ = "protected_aliases"
+    __table_args__ = (
+        ForeignKeyConstraint(["expert_id", "name"], ["aliases.expert_id", "aliases.name"], ondelete="CASCADE"),
+    )
+    expert_id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    name: Mapped[str] = mapped_column(Name, primary_key=True)
 
 
 class Tag(Base):

@@ -24,7 +24,7 @@ def main() -> None:
         catalog.purge([first])
         catalog.forget_unreferenced(1, link("3").nbytes)
         second, _ = catalog.add_version(new("math", "4", arrays="24"))
-        catalog.set_alias(second, "stable")
+        catalog.set_alias(second, "stable", protect=True)
         trained = [link("5", "gate", "trained")]
         catalog.record_composition("d" * 64, {"recipe": {"lam": 0.01}}, [code, second], "moe", trained)
         catalog.record_evaluation("d" * 64, "e" * 64, {"figures": {"average": 88.7}})

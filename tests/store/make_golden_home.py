@@ -4,7 +4,7 @@
 
 It imports nothing of the tests, so that an older program can run it too: PYTHONPATH=<its tree>.
 The checkpoints are the same for every revision. So are the statistics, which tests compare: their last bits depend on
-the machine, so the home of 8ea053439e10 was not made here but is that of 37ba63a23494, upgraded.
+the machine, so the homes of later revisions were not made here but are that of 37ba63a23494, upgraded.
 """
 
 import json

@@ -165,6 +165,38 @@ def test_purge_forgets_what_was_measured_of_it(catalog: Catalog) -> None:
     assert (catalog.erase(), catalog.backups()) == (None, [])
 
 
+def test_protected_alias_moves_and_goes_on_purpose_alone(catalog: Catalog) -> None:
+    first, second = catalog.add_version(new())[0], catalog.add_version(new("math", "2", "3"))[0]
+    catalog.set_alias(first, "stable", protect=True)
+    catalog.set_alias(first, "best")
+    assert catalog.versions("math")[0].protected == ("stable",)
+    assert catalog.set_alias(first, "stable") == "math@1"  # where it is
+    assert catalog.events()[0].details["before"] == "math@1"
+    count = len(catalog.events())
+    for call, line in (
+        (lambda: catalog.set_alias(second, "stable"), "reg alias math@2 stable --force"),
+        (lambda: catalog.delete_alias("math", "stable"), "reg alias math stable --delete --force"),
+        (lambda: catalog.check_alias("math", "stable"), "reg alias math@V stable --force"),
+    ):
+        with pytest.raises(ConflictError, match="math@stable is protected") as refused:
+            call()
+        assert refused.value.hint == line
+    assert (catalog.alias_target("math", "stable"), len(catalog.events())) == (1, count)
+    catalog.check_alias("math", "best")
+    assert catalog.set_alias(second, "stable", force=True) == "math@1"
+    assert [version.protected for version in catalog.versions("math")] == [(), ("stable",)]
+    assert catalog.discrepancies(log=True) == []
+    catalog.delete_alias("math", "stable", force=True)
+    catalog.set_alias(first, "stable")
+    assert [version.protected for version in catalog.versions("math")] == [(), ()]
+    catalog.set_alias(first, "stable", protect=True)
+    catalog.withdraw([first])
+    catalog.purge([first])
+    catalog.set_alias(second, "stable")
+    assert catalog.versions("math")[1].protected == ()
+    assert catalog.discrepancies(log=True) == []
+
+
 def test_log_tells_everything_newest_first(catalog: Catalog) -> None:
     version, _ = catalog.add_version(new())
     catalog.set_alias(version, "stable")

@@ -104,6 +104,8 @@ def test_golden_database_of_each_revision_is_upgraded_and_used(tmp_path: Path, r
         (composition,) = catalog.compositions()
         assert composition.members == ("code@1", "math@2")
         has_trained = revision not in ("52de1a479ec3", "130287142e77", "43cf1e37bcd1", "37ba63a23494")
+        has_protected = has_trained and revision != "8ea053439e10"
+        assert catalog.versions("math")[1].protected == ("stable",) * has_protected
         assert len(catalog.trained_arrays(composition.digest)) == has_trained
         catalog.record_evaluation(composition.digest, "e" * 64, {"figures": {"average": 88.7}})
         assert [e.document for e in catalog.evaluations(composition.digest)] == [{"figures": {"average": 88.7}}]
