@@ -1,22 +1,29 @@
 """Proves: out of mixed public text, each expert gets the documents of its own domain, in any order of experts."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from cli.main import main
 from registry import PassSettings, Registry
+from registry.calibration import Corpus
+from registry.calibration.windows import encode
 from registry.errors import CalibrationError, IncompatibleError, InvalidInputError, NotFoundError, OutputError, RegError
+from registry.member import load_member
+from registry.runtime.loading import load_model, load_tokenizer
 from tests.conftest import files_of
 from tests.models import WORDS, make_model, save_checkpoint, sentences, write_jsonl
 from tests.remarks import Remarks
 
 DOMAINS = ("code", "law", "math")
 EACH = 6
+LIMIT = 128  # tokens, which the model takes at most
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +80,36 @@ def test_each_expert_gets_the_documents_of_its_domain(
     every = near.proxy(DOMAINS, [path], tmp_path / "every", documents=len(domain_of), device="cpu")
     assert all(one.least < 0 for one in every)
     assert list(near.home.work.iterdir()) == []
+
+
+def test_a_score_is_the_mean_over_layers_of_the_discriminant_with_a_documents_mean(
+    near: Registry, public: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    path, _ = public
+    folder = tmp_path / "base"
+    near.export("base", folder)
+    near.add_expert("public", folder, data=[path], allow_unrelated=True)  # statistics of as much public text
+    law, other = (load_member(near._workspace, near.resolve(name)) for name in ("law", "public"))
+    model, tokenizer = load_model(folder, "float32", "cpu"), load_tokenizer(folder)
+    seen: list[torch.Tensor] = []
+    for block in model.model.layers:
+        block.mlp.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0][0].double().mean(dim=0)))
+    scores = []
+    for document in Corpus([path], tokenizer):
+        if not (tokens := encode(document, tokenizer)[:LIMIT]):
+            continue
+        seen.clear()
+        model(input_ids=torch.tensor([tokens]))
+        products = []
+        for layer, mean in enumerate(seen):  # FlexOlmo §3.3.3; w = (A_e + A_pub + 0.01 I)⁻¹ (s_e / n_e − s_pub / n_pub)
+            own, theirs = (member.packed_statistics("mlp_input", layer).unpacked() for member in (law, other))
+            damped = own.gram + theirs.gram + 0.01 * torch.eye(len(mean), dtype=torch.float64)
+            w = torch.linalg.solve(damped, own.moment / own.count - theirs.moment / theirs.count)
+            products.append(math.fsum(a * b for a, b in zip(w.tolist(), mean.tolist(), strict=True)))
+        scores.append(math.fsum(products) / len(products))
+    (chosen,) = near.proxy(["law"], [path], tmp_path / "proxy", base="base", documents=len(scores), device="cpu")
+    # the Grams of both are sums in fixed point, and the documents' means those of float32 activations
+    assert (chosen.best, chosen.least) == pytest.approx((max(scores), min(scores)), rel=1e-4)
 
 
 def test_too_few_documents_are_all_taken(near: Registry, public: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
