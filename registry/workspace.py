@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from registry.distributed import Cluster
-from registry.errors import ConflictError, DamagedError, NotFoundError, StorageError
+from registry.errors import ConflictError, DamagedError, NotFoundError, RegError, StorageError
 from registry.home import Home
 from registry.names.resolve import resolve
-from registry.progress import Progress
+from registry.progress import Progress, remark
 from store.actor import actor
 from store.arrays import ArraySource, ArrayStore
 from store.catalog import ArrayLink, Catalog, VersionRecord
 from store.catalog.records import Kind, State, spoken
 from store.digest import json_digest
 from store.ownership import check_owner, check_unowned
+from store.webhook import Webhook
 
 PathLike = str | os.PathLike[str]
 
@@ -33,6 +34,7 @@ class Workspace:
     progress: Progress  # receives the progress of long steps
     made: tuple[Path, ...] = ()  # folders that were made for the home, the innermost first
     cluster: Cluster | None = None  # nodes that long steps run on; None to run them in this process
+    webhook: Webhook | None = None  # is told of what was registered, composed and opted out
 
     @classmethod
     def open(
@@ -40,10 +42,11 @@ class Workspace:
     ) -> "Workspace":
         """Open the registry of a home (arguments as `Registry`).
 
-        (NotFoundError: there is none, and `create` is False; InvalidInputError: REG_ACTOR is no name; StorageError: the
-        home cannot be created, or the arrays cannot be reached.)
+        (NotFoundError: there is none, and `create` is False; InvalidInputError: REG_ACTOR is no name, or REG_WEBHOOK no
+        URL to post to; StorageError: the home cannot be created, or the arrays cannot be reached.)
         """
         actor()  # a name that the log cannot hold is refused before any work
+        webhook = Webhook.configured()  # and so is this
         home.check(create=bool(create))
         made = tuple(path for path in (home.path, *home.path.parents) if not path.exists())
         try:
@@ -56,7 +59,7 @@ class Workspace:
         store = home.open_arrays()
         unowned, at_once = partial(check_unowned, store), create != "when written to"
         catalog = Catalog(home.database, home.lock, unowned, at_once=at_once)
-        return cls(home, catalog, store, progress, made, cluster)
+        return cls(home, catalog, store, progress, made, cluster, webhook)
 
     def close(self) -> None:
         """Release the database's connections; leave no empty folder of a registry that was not created."""
@@ -65,6 +68,22 @@ class Workspace:
             for folder in (self.home.merged, self.home.partial, self.home.work, *self.made):
                 with suppress(OSError):  # absent, or not empty: another process may use it
                     folder.rmdir()
+
+    def tell(self, action: str, *subjects: str) -> None:
+        """Post the latest event of an action, for each subject, to the webhook if there is one; failures are remarks.
+
+        Called when all is done and no lock is held.
+        """
+        if self.webhook is None:
+            return
+        for subject in subjects:
+            try:
+                events = [one for one in self.catalog.events(subject) if (one.action, one.subject) == (action, subject)]
+                failed = self.webhook.post(self.catalog.id, events[0]) if events else "the log does not have it"
+            except RegError as error:
+                failed = error.message
+            if failed:
+                remark(self.progress, f"warning: {self.webhook.place} was not told of {action} {subject}: {failed}")
 
     def check_owner(self) -> None:
         """Raise ConflictError if the arrays belong to another catalog."""

@@ -190,7 +190,7 @@ def _quick_catalogs() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("REG_HOME", "REG_DATABASE", "REG_ARRAYS", "REG_CACHE_BYTES", "REG_DEBUG", "REG_ACTOR"):
+    for name in ("REG_HOME", "REG_DATABASE", "REG_ARRAYS", "REG_CACHE_BYTES", "REG_DEBUG", "REG_ACTOR", "REG_WEBHOOK"):
         monkeypatch.delenv(name, raising=False)
 
 

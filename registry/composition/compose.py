@@ -120,6 +120,7 @@ def compose(
         workspace.catalog.output_lock(address),
     ):
         write(workspace, plan, destination, replace=force, record=record)
+    workspace.tell("compose", plan.digest)
     return plan
 
 

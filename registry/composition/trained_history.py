@@ -202,6 +202,8 @@ def write_again(
                 record=recorded,
                 progress=workspace.progress,
             )
+    if record:
+        workspace.tell("compose", digest)
 
 
 _BIAS = ".bias"

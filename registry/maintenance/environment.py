@@ -13,6 +13,7 @@ from registry.runtime.loading import device_name
 from store.actor import ACTOR_VARIABLE, actor
 from store.arrays.chunk_cache import BYTES_VARIABLE, cache_bytes
 from store.object_store import is_url
+from store.webhook import URL_VARIABLE, Webhook
 
 DEFAULT = "default"
 PACKAGES = (
@@ -54,6 +55,7 @@ def configuration(
         *_copies(location),
         Setting("cache", str(location.cache), "in the home"),
         Setting("actor", actor(), _source(ACTOR_VARIABLE)),
+        Setting("webhook", _webhook(), _source(URL_VARIABLE)),
         *_hub(),
         *_machine(),
         Setting("tracebacks", "yes" if os.environ.get("REG_DEBUG") else "no", _source("REG_DEBUG")),
@@ -101,6 +103,14 @@ def _copies(home: Home) -> list[Setting]:
     except InvalidInputError as error:
         limit = error.message
     return [Setting("chunk cache", f"{home.chunks}, at most {limit}", _source(BYTES_VARIABLE))]
+
+
+def _webhook() -> str:
+    try:
+        found = Webhook.configured()
+    except InvalidInputError as error:
+        return error.message
+    return "none" if found is None else found.place
 
 
 def _hub() -> list[Setting]:

@@ -30,6 +30,7 @@ def opt_out(
         result = withdraw(workspace, versions, purge=purge)
         if write is not None:
             write(make_receipt(workspace, result))
+    workspace.tell("opt-out", *result.withdrew)
     return result
 
 

@@ -82,6 +82,8 @@ def register_candidate(workspace: Workspace, candidate: Candidate) -> Registrati
             f"{request.checkpoint} announces {manifest.digest[:12]}, and is {version.digest[:12]} here: license, "
             "statistics or files differ",
         )
+    if registration.added:
+        workspace.tell(f"add-{request.kind}", version.ref)
     return _with_relations(workspace, candidate, registration)
 
 

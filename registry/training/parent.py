@@ -191,4 +191,6 @@ def keep_trained(
                 raise
 
     write_trained(composed, tensors, [trained], out, replace=replace, record=recorded, progress=workspace.progress)
+    if record:
+        workspace.tell("compose", trained.digest)
     return trained
