@@ -64,33 +64,18 @@ def main() -> None:
     run_parts(missing, bench, results, given.jobs)
     took = time.perf_counter() - start
     found = {name: json.loads(file.read_text()) for name in PARTS if (file := results / f"{name}.json").exists()}
-    earlier = _recorded(given.out.with_suffix(".json"))
+    kept = given.out.with_suffix(".json")
+    earlier: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     record: dict[str, Any] = {"machine": machine(), "parts": earlier.get("parts", {}) | found}
     if len(missing) == len(PARTS):
         record["whole"] = {"wall": took, "jobs": given.jobs}
     elif "whole" in earlier:
         record["whole"] = earlier["whole"]
-    given.out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    kept.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     given.out.write_text(page(record), encoding="utf-8")
     if drawn := curves.figure(record["parts"]):
         given.out.with_name("papers_curves.svg").write_text(drawn, encoding="utf-8")
     print(f"wrote {given.out}")
-
-
-def _recorded(file: Path) -> dict[str, Any]:
-    """Return what a file has of an earlier run: its figures of each part, and the time of a run of all parts."""
-    if not file.exists():
-        return {}
-    recorded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    parts = current(recorded["parts"])
-    if parts != recorded["parts"]:
-        recorded.pop("whole", None)  # the time of a run of other parts
-    return recorded | {"parts": parts}
-
-
-def current(parts: dict[str, Any]) -> dict[str, Any]:
-    """Return the parts that this version measured: earlier ones have no `seeds`, and mean other things."""
-    return {name: figures for name, figures in parts.items() if name in PARTS and "seeds" in figures["size"]}
 
 
 if __name__ == "__main__":

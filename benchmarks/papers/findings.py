@@ -108,7 +108,7 @@ def _own_first(found: Found) -> Compared:
 
 
 def _overlap(found: Found) -> Compared:
-    masks = simoe.open_masks(found["simoe"])
+    masks = found["simoe"]["masks"].values()
     tau = max((one["tau"] for one in masks), key=[one["tau"] for one in masks].count)
     of = sorted((one["beta"], one["overlap"]) for one in masks if one["tau"] == tau)
     overlaps = [overlap for _, overlap in of]
@@ -125,7 +125,7 @@ def _by_chance(found: Found) -> str:
 
 
 def _sparsity(found: Found) -> Compared:
-    masks = simoe.open_masks(found["simoe"])
+    masks = found["simoe"]["masks"].values()
     words = ", ".join(f"τ {one['tau']:g}, β {one['beta']:g}: {one['sparsity']:.3f}" for one in masks)
     return words, all(one["sparsity"] >= one["tau"] for one in masks)
 

@@ -148,9 +148,12 @@ def _flexolmo(found: Found) -> Iterator[str]:
         for label, part, name in FLEXOLMO
         if part in found and name in found[part]["rows"] and alike(found[part]["size"], found["near-free"]["size"])
     }
-    yield "BTX mixtures, trained in full, read as many tokens as one expert did. The unrestricted mixture begins as"
-    yield "five copies of the public model, and all its weights train on all text (sparse upcycling), at the experts'"
-    yield "rate: on as many tokens as the five experts together (1× data, about twice the compute), or half as many."
+    if "mixtures" in found:
+        yield "BTX mixtures, trained in full, read as many tokens as one expert did."
+    if {"unrestricted-half", "unrestricted-1"} & found.keys():
+        yield "The unrestricted mixture begins as five copies of the public model, and all its weights train on all"
+        yield "text (sparse upcycling), at the experts' rate: on as many tokens as the five experts together (1× data,"
+        yield "about twice the compute), or half as many."
     yield "*Proxy text* is what `reg proxy` chose for each expert out of public text. In FlexOlmo's rows four experts"
     yield f"are active, weighed by the softmax over all. A bias of {flexolmo.BIAS:g} is added after training; the"
     yield "paper's is below 0 in training already (D.2)."

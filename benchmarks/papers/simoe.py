@@ -86,18 +86,6 @@ def _masks(final: Figures, settings: SimoeTraining) -> Figures:
     }
 
 
-OPEN = 0.01
-"""Share of gates that masks keep open, at least, where they say something of masks."""
-
-
-def open_masks(part: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the figures of all masks (KeyError: one of them is closed as a whole, so that nothing is to be said)."""
-    masks = list(part["masks"].values())
-    if any(1 - one["sparsity"] < OPEN for one in masks):
-        raise KeyError("masks are closed")
-    return masks
-
-
 def section(found: Found) -> Iterator[str]:
     """Yield the lines of the section on SIMoE."""
     if "simoe" not in found:
@@ -107,11 +95,6 @@ def section(found: Found) -> Iterator[str]:
     yield "training ended and had to be closed for the sparsity. Overlap is the mean cosine of two masks; what the"
     yield "slides' own percentages of overlap measure, they do not say."
     yield ""
-    if all(1 - one["sparsity"] < OPEN for one in found["simoe"]["masks"].values()):
-        yield "**Training closed nearly every gate**, whatever was asked for: on so little text the loss seems to gain"
-        yield "less by an open gate than the penalties take. These SIMoEs are the base model, so that nothing is said"
-        yield "above of overlap and sparsity."
-        yield ""
     yield from table(found["simoe"]["rows"])
     yield ""
     yield "| masks | sparsity | overlap | closed |"
