@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -173,11 +173,12 @@ def test_protected_alias_moves_and_goes_on_purpose_alone(catalog: Catalog) -> No
     assert catalog.set_alias(first, "stable") == "math@1"  # where it is
     assert catalog.events()[0].details["before"] == "math@1"
     count = len(catalog.events())
-    for call, line in (
-        (lambda: catalog.set_alias(second, "stable"), "reg alias math@2 stable --force"),
-        (lambda: catalog.delete_alias("math", "stable"), "reg alias math stable --delete --force"),
-        (lambda: catalog.check_alias("math", "stable"), "reg alias math@V stable --force"),
-    ):
+    calls: dict[str, Callable[[], object]] = {
+        "reg alias math@2 stable --force": lambda: catalog.set_alias(second, "stable"),
+        "reg alias math stable --delete --force": lambda: catalog.delete_alias("math", "stable"),
+        "reg alias math@V stable --force": lambda: catalog.check_alias("math", "stable"),
+    }
+    for line, call in calls.items():
         with pytest.raises(ConflictError, match="math@stable is protected") as refused:
             call()
         assert refused.value.hint == line
