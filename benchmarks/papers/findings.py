@@ -208,7 +208,7 @@ FINDINGS = (
     ),
     Finding(
         "DUME, Table 2, but with weight 1",
-        "the same",
+        "DUME above averaged weights, random routing and BTX",
         _against(Side("DUME, weight 1", "dume", "DUME, weight 1"), *BELOW_DUME),
     ),
     Finding("DUME, Table 2", "router training (DUME+) gains a little", _against(DUME_PLUS, DUME)),
@@ -220,7 +220,8 @@ FINDINGS = (
     ),
     Finding(
         "MergeME, Table 1, but without training",
-        "the same; the paper's claim is of fine-tuned mixtures, so this is no verdict on it",
+        "TIES and DARE merge attention better than averages do; the paper's claim is of fine-tuned mixtures, so this "
+        "is no verdict on it",
         tuple(Pair(other, UNTRAINED[0]) for other in UNTRAINED[1:]),
         is_tested=False,
     ),

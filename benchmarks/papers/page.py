@@ -77,8 +77,8 @@ def page(record: Mapping[str, Any]) -> str:
 def _size(size: Mapping[str, Any]) -> str:
     """Return sentences on the size of a part."""
     return fill(
-        f"Experts have read {size['tokens']:,} tokens, {size['batch']} windows of 256 a step, learning rate "
-        f"{size['lr']:g}; trainings on text of several domains have {size['mixed_batch']} and {size['mixed_lr']:g}. "
+        f"Experts trained here have read {size['tokens']:,} tokens, {size['batch']} windows of 256 a step, learning "
+        f"rate {size['lr']:g}; trainings on text of several domains {size['mixed_batch']} and {size['mixed_lr']:g}. "
         f"Test text: {size['windows']} windows of each domain.",
         116,
     )
