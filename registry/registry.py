@@ -337,8 +337,10 @@ class Registry:
             name,
             base,
             data,
-            settings or simoe_.SimoeTraining(),
-            annotations=Annotations(dict(tags or {}), license, alias),
+            settings := settings or simoe_.SimoeTraining(),
+            annotations=training.joint_annotations(
+                self._workspace, name, settings.experts, Annotations(dict(tags or {}), license, alias)
+            ),
         )
 
     def check(

@@ -74,6 +74,7 @@ def register_candidate(workspace: Workspace, candidate: Candidate) -> Registrati
     is_expert = request.kind == "expert"
     check_without_table(candidate.checkpoint, candidate.settings, is_expert=is_expert, progress=workspace.progress)
     hashed = hash_checkpoint(candidate.checkpoint, workspace.progress)
+    _check_alias(workspace.catalog, candidate, lambda one: (one.content or {}).get("weights") == hashed.weights)
     registration = (_base if request.kind == "base" else _expert)(workspace, candidate, hashed)
     version = registration.version
     if manifest is not None and manifest.digest != version.digest:
@@ -210,6 +211,8 @@ def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint
         _check_signed(candidate, existing.digest)
         version = _annotate(catalog, existing, candidate.annotations)
         return Registration(version, added=False, self_sampled=self_sampled)
+    if existing is None:
+        _check_alias(catalog, candidate, lambda _: False)
     if collected is None:
         collected = collect(
             hashed,
@@ -247,9 +250,7 @@ def _register(
         def check(links: Sequence[ArrayLink]) -> None:
             digest = content_digest(content, links)
             _check_signed(candidate, digest)
-            same = [one for one in catalog.versions(name, states=("active",)) if one.digest == digest]
-            if annotations.alias is not None and not same:
-                catalog.check_alias(name, annotations.alias)
+            _check_alias(catalog, candidate, lambda one: one.digest == digest)
 
         arrays = write_arrays(workspace.arrays, hashed, collected, workspace.progress, check)
         new = NewVersion(
@@ -264,6 +265,13 @@ def _register(
         )
         version, added = catalog.add_version(new)
     return Registration(_annotate(catalog, version, annotations), added)
+
+
+def _check_alias(catalog: Catalog, candidate: Candidate, is_same: Callable[[VersionRecord], bool]) -> None:
+    """Refuse an alias that is protected (ConflictError), unless a version `is_same`, which may have it already."""
+    name = str(candidate.request.name)
+    if not any(map(is_same, catalog.versions(name, states=("active",)))):
+        catalog.check_alias(name, candidate.annotations.alias)
 
 
 def _check_signed(candidate: Candidate, digest: str) -> None:

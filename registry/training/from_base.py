@@ -79,6 +79,13 @@ def check_joint(workspace: Workspace, name: str, experts: int, kind: str, called
                 )
 
 
+def joint_annotations(workspace: Workspace, name: str, experts: int, annotations: Annotations) -> Annotations:
+    """Return the annotations of experts NAME-1 to NAME-n (ConflictError: one of them has the alias protected)."""
+    for number in range(1, experts + 1):
+        workspace.catalog.check_alias(copy_name(name, number, experts), annotations.alias)
+    return annotations
+
+
 def check_libraries() -> None:
     """Raise StorageError if what training needs is not installed."""
     if importlib.util.find_spec("accelerate") is None:

@@ -90,6 +90,7 @@ def train_expert(
         if out is None:
             workspace.check_owner()
             check_name_is_free(workspace.catalog, name, "expert")
+            workspace.catalog.check_alias(name, annotations.alias if annotations else None)
         else:
             check_output(Path(out).absolute(), replace=None)
         settings.check_processes(processes.count)

@@ -217,10 +217,11 @@ class Catalog(Compositions, ArrayLinks, Events, Files, seals.Checks):
                 session.merge(Tag(version_id=row.id, key=key, value=value))
             log(session, "tag", version.ref, rows=seals.seals_of(session, versions={version.ref: row.id}))
 
-    def check_alias(self, name: str, alias: str) -> None:
-        """Check that `name@alias` may be set or moved (ConflictError: it is protected)."""
+    def check_alias(self, name: str, alias: str | None) -> None:
+        """Check that `name@alias`, if one is given, may point at a version to come (ConflictError: it is protected)."""
         with self._reading() as session:
-            _check_unprotected(session, name, alias, f"{name}@V")
+            move = f"repeat without --alias, then: reg alias {name}@<number> {alias} --force"
+            _check_unprotected(session, name, alias, move)
 
     def set_alias(
         self, version: VersionRecord, alias: str, *, protect: bool = False, force: bool = False
@@ -236,7 +237,7 @@ class Catalog(Compositions, ArrayLinks, Events, Files, seals.Checks):
             if existing is not None:
                 before = f"{version.name}@{session.get_one(Version, existing.version_id).number}"
             if not force and before != version.ref:
-                _check_unprotected(session, version.name, alias, version.ref)
+                _check_unprotected(session, version.name, alias, f"reg alias {version.ref} {alias} --force")
             session.merge(Alias(expert_id=row.expert_id, name=alias, version_id=row.id))
             if protect:
                 session.flush()  # it refers to the alias
@@ -250,7 +251,7 @@ class Catalog(Compositions, ArrayLinks, Events, Files, seals.Checks):
         """Delete `name@alias`, if it exists (ConflictError: it is protected, without `force`)."""
         with self._writing() as session:
             if not force:
-                _check_unprotected(session, name, alias, name, "--delete ")
+                _check_unprotected(session, name, alias, f"reg alias {name} {alias} --delete --force")
             query = select(Alias).join(Expert, Expert.id == Alias.expert_id)
             row = session.scalar(query.where(Expert.name == name, Alias.name == alias))
             if row is not None:
@@ -319,11 +320,11 @@ class Catalog(Compositions, ArrayLinks, Events, Files, seals.Checks):
                 log(session, "purge", version.ref, digest=version.digest, rows=rows, **did)
 
 
-def _check_unprotected(session: Session, name: str, alias: str, ref: str, option: str = "") -> None:
-    """Raise ConflictError, with the command for `ref` that forces it, if `name@alias` is protected."""
+def _check_unprotected(session: Session, name: str, alias: str | None, hint: str) -> None:
+    """Raise ConflictError if `name@alias` is protected."""
     query = select(ProtectedAlias.name).join(Expert, Expert.id == ProtectedAlias.expert_id)
     if session.scalar(query.where(Expert.name == name, ProtectedAlias.name == alias)) is not None:
-        raise ConflictError(f"{name}@{alias} is protected", f"reg alias {ref} {alias} {option}--force")
+        raise ConflictError(f"{name}@{alias} is protected", hint)
 
 
 def _version(row: Version) -> VersionRecord:

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ import torch
 from safetensors.torch import load_file
 
 import registry as package
-from registry import PassSettings, Recipe, Registry
+from registry import PassSettings, Recipe, Registry, SimoeTraining, SoupTraining
 from registry.errors import ConflictError, InvalidInputError, NotFoundError, OutputError, RegError, StorageError
 from store.actor import actor
 from store.arrays import ArraySource
-from store.catalog import CompositionRecord
+from store.catalog import CompositionRecord, NewVersion
 from tests.conftest import SETTINGS, Zoo
 
 
@@ -45,6 +46,34 @@ def test_versions_count_up_share_equal_arrays_and_are_recognised(registry: Regis
         registry.add_expert("base", zoo.base)
     with pytest.raises(InvalidInputError, match="math is an expert, not a base model"):
         registry.plan(["math"], Recipe(router="random", trunk="base"), base="math")
+
+
+def test_a_protected_alias_is_refused_before_anything_runs(
+    filled: Registry, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for target in ("statistics.collect.load_for_pass", "training.from_base.open_checkpoint", "member.load_member"):
+        monkeypatch.setattr(f"registry.{target}", lambda *_, **__: pytest.fail("it ran"))
+    for name, kind in (("math", "expert"), ("base", "base"), ("mix", "base"), ("pair-2", "expert"), ("hk-2", "expert")):
+        if name not in filled.catalog.names():
+            content: dict[str, Any] = {"soup": {}, "simoe": {}}
+            filled.catalog.add_version(NewVersion(name, kind, "1" * 64, content, 0, (), (), {}))
+        filled.alias(name, "best", protect=True)
+    before, text = filled.log(), {name: [zoo.train[name]] for name in ("code", "math")}
+    calls: dict[str, Callable[[], object]] = {
+        "math": lambda: filled.add_expert("math", zoo.experts["law"], data=[zoo.train["law"]], alias="best"),
+        "base": lambda: filled.add_base("base", zoo.experts["law"], own_text=100, alias="best"),
+        "math ": lambda: filled.train_expert("math", "base", [zoo.train["law"]], alias="best"),
+        "mix": lambda: filled.train_soup("mix", "base", text, SoupTraining(experts=2), alias="best"),
+        "pair-2": lambda: filled.train_soup("pair", "base", text, SoupTraining(experts=2), alias="best"),
+        "hk-2": lambda: filled.train_simoe("hk", "base", text["math"], SimoeTraining(experts=2), alias="best"),
+    }
+    for name, call in calls.items():
+        with pytest.raises(ConflictError, match=f"{name.strip()}@best is protected") as refused:
+            call()
+        assert "repeat without --alias" in str(refused.value.hint)
+    assert filled.log() == before
+    same = filled.add_expert("math", zoo.experts["math"], alias="best")  # it points there
+    assert (same.added, same.version.protected) == (False, ("best",))
 
 
 @pytest.mark.check
