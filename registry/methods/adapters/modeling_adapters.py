@@ -505,15 +505,14 @@ class AdaptersForCausalLM(DenseForCausalLM):
             ids: the tokens, (B, S).
         """
         ids, before = ids.to(self.pairs.device), before.to(self.pairs.device)
-        keys = (before * self.config.vocab_size + ids).masked_fill(before == MASKED, MASKED)
-        entry, end = (torch.searchsorted(self.pairs, keys, right=right) for right in (False, True))
-        found = self.evidence.new_zeros(*ids.shape, self.evidence.shape[1])
-        for _ in range(int((end - entry).max())):  # an entry for each expert that counted the pair
-            at = entry.clamp(max=len(self.pairs) - 1)
-            values = self.pair_evidence[at].where(entry < end, 0.0)
-            found.scatter_add_(-1, self.pair_experts[at].long()[..., None], values[..., None])
-            entry = entry + 1
-        return found - found.mean(dim=-1, keepdim=True)
+        keys = (before * self.config.vocab_size + ids).masked_fill(before == MASKED, MASKED).flatten()
+        first, end = (torch.searchsorted(self.pairs, keys, right=right) for right in (False, True))
+        counts = end - first  # of each token's entries, one for each expert that counted the pair
+        rows = torch.arange(len(keys), device=keys.device).repeat_interleave(counts)
+        at = torch.arange(len(rows), device=keys.device) + (first - counts.cumsum(0) + counts)[rows]
+        found = self.evidence.new_zeros(len(keys), self.evidence.shape[1])
+        found[rows, self.pair_experts[at].long()] = self.pair_evidence[at]
+        return (found - found.mean(dim=-1, keepdim=True)).view(*ids.shape, -1)
 
     def _sums(self, ids, told, state):
         """Return the weighed sums up to each token, of evidence and then of ones, (B, W, S, E + 1).
