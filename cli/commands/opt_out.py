@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from store.catalog import VersionRecord
 
 _OF_VERSION = ("ref", "digest", "withdrawn_at", "purged_at")
-_OF_OPT_OUT = ("withdrew", "deleted", "compositions", "heirs", "trained_together", "pushes", "purged",
+_OF_OPT_OUT = ("withdrew", "deleted", "aliases", "compositions", "heirs", "trained_together", "pushes", "purged",
                "deleted_arrays", "deleted_bytes", "shared_arrays", "cleared")  # fmt: skip
 """Attributes that --json prints, in its order."""
 _LEAST_SHARE = 0.01  # smallest share of the tokens that is listed
@@ -70,6 +70,7 @@ def _consequences(would: "OptOut") -> list[str]:
     kept = [version.ref for version in would.versions if version.ref not in would.withdrew]
     lines = [f"would withdraw {', '.join(would.withdrew)}; no other expert changes by a byte"] if would.withdrew else []
     lines += [f"{ref} was opted out already" for ref in kept]
+    lines += _aliases(would, "would delete aliases")
     lines += _reach(would)
     if not would.purged:
         return [*lines, "  its weights and statistics stay in the registry: --purge deletes them"] if lines else []
@@ -109,6 +110,7 @@ def _print(did: "OptOut", receipt: Path | None) -> None:
             lines.append(f"{version.ref} was opted out already at {version.withdrawn_at}")
         if did.purged and version.ref not in did.deleted:
             lines.append(f"  it was purged already at {version.purged_at}")
+    lines += _aliases(did, "deleted aliases")
     if did.deleted or did.deleted_arrays:
         stay = "stays" if did.shared_arrays == 1 else "stay"
         arrays = f"{counted(did.deleted_arrays, 'array')} ({size(did.deleted_bytes)})"
@@ -125,6 +127,12 @@ def _print(did: "OptOut", receipt: Path | None) -> None:
     done(None, *_reach(did), *beyond, *([] if receipt is None else [f"  receipt: {receipt}"]))
     if receipt is not None and not did.remains:
         next_step(["receipt", "verify", str(receipt)])
+
+
+def _aliases(did: "OptOut", deleted: str) -> list[str]:
+    """Return a line on the aliases that a purge deletes, or that stay on versions which are withdrawn."""
+    happens = deleted if did.purged else "aliases on what is withdrawn, until reg alias moves them:"
+    return [f"  {happens} {', '.join(did.aliases)}"] if did.aliases else []
 
 
 def _reach(did: "OptOut") -> list[str]:

@@ -165,7 +165,7 @@ def show(session: Session, ref: str) -> None:
 @click.argument("ref", metavar="NAME[@V]")
 @click.argument("alias")
 @flag("--delete", "Delete NAME@ALIAS instead.")
-@flag("--protect", "Protect it: from now on it is moved and deleted with --force alone.")
+@flag("--protect", "Protect it: from now on it is moved and deleted with --force alone, or by a purge of its version.")
 @flag("--force", "Move or delete a protected alias; moved, it stays protected.")
 @pass_session
 def alias(session: Session, ref: str, alias: str, delete: bool, protect: bool, force: bool) -> None:
@@ -177,16 +177,18 @@ def alias(session: Session, ref: str, alias: str, delete: bool, protect: bool, f
         if delete:
             registry.remove_alias(name, alias, force=force)
             now = before = None
+            state = ""
         else:
             before = registry.alias(ref, alias, protect=protect, force=force)
-            now = registry.resolve(f"{name}@{alias}").ref
+            version = registry.resolve(f"{name}@{alias}")
+            now, state = version.ref, ", protected" if alias in version.protected else ""
     if printed_json({"alias": f"{name}@{alias}", "version": now, "before": before}):
         return
     if now is None:
         done(None, f"deleted {name}@{alias}")
         next_step(["show", name])
     else:
-        done(now, f"{name}@{alias} is {now}" + (f" (was {before})" if before not in (None, now) else ""))
+        done(now, f"{name}@{alias} is {now}{state}" + (f" (was {before})" if before not in (None, now) else ""))
         next_step(["show", f"{name}@{alias}"])
 
 

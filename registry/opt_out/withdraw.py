@@ -37,6 +37,7 @@ class OptOut:
     deleted: tuple[str, ...]  # those of them that were not purged before
     compositions: tuple[CompositionRecord, ...]
     purged: bool  # True with --purge
+    aliases: tuple[str, ...] = ()  # their aliases, NAME@ALIAS, protected ones too: a purge deletes them, else they stay
     pushes: tuple[PushRecord, ...] = ()  # the pushes of versions and compositions to the Hub
     deleted_digests: tuple[str, ...] = ()
     deleted_bytes: int = 0  # their size on disk
@@ -110,6 +111,7 @@ def concerned(workspace: Workspace, versions: Sequence[VersionRecord], *, purge:
         deleted=tuple(version.ref for version in versions if version.state != "purged") if purge else (),
         compositions=compositions,
         purged=purge,
+        aliases=tuple(f"{version.name}@{alias}" for version in versions for alias in version.aliases),
         pushes=tuple(workspace.catalog.pushes(pushable(versions, compositions))),
         trained_together=_together(workspace, versions),
     )

@@ -170,7 +170,7 @@ def test_alias(reg: Reg, zoo: Zoo) -> None:
     assert reg("alias", "math@2", "good").stdout == "math@good is math@2 (was math@1)\n"
     assert reg("alias", "math", "good", "--delete").stdout == "deleted math@good\n"
     assert "math has no alias 'good'" in reg("show", "math@good", code=1).stderr
-    reg("alias", "math@2", "stable", "--protect")
+    assert reg("alias", "math@2", "stable", "--protect").stdout == "math@stable is math@2, protected\n"
     assert "stable (protected)" in reg("show", "math@2").stdout
     for words, line in (
         (("alias", "math@1", "stable"), "alias math@1 stable --force"),
@@ -183,7 +183,7 @@ def test_alias(reg: Reg, zoo: Zoo) -> None:
     assert "math has no version 3" in reg("show", "math@3", code=1).stderr
     assert reg("verify").stdout
     reg("add-expert", "math", zoo.experts["law"], "--alias", "stable")  # it points there
-    assert reg("alias", "math@1", "stable", "--force").stdout == "math@stable is math@1 (was math@2)\n"
+    assert reg("alias", "math@1", "stable", "--force").stdout == "math@stable is math@1, protected (was math@2)\n"
     assert reg.json("show", "math@stable")["protected"] == ["stable"]
     assert "exclude one another" in reg("alias", "math", "stable", "--delete", "--protect", code=2).stderr
     assert reg("alias", "math", "stable", "--delete", "--force").stdout == "deleted math@stable\n"

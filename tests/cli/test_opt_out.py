@@ -57,6 +57,23 @@ def test_consequences_come_before_the_question_and_a_dry_run_changes_no_byte(use
         assert found[key] == did[key], key  # as foreseen
 
 
+def test_aliases_that_stay_or_go_are_named(filled: Registry) -> None:
+    reg = Reg(filled.home.path)
+    filled.alias("math", "stable", protect=True)
+    filled.alias("math", "best")
+    line = "  aliases on what is withdrawn, until reg alias moves them: math@best, math@stable"
+    assert line in reg("opt-out", "math", "--dry-run").stdout.splitlines()
+    assert reg.json("opt-out", "math", "--dry-run")["aliases"] == ["math@best", "math@stable"]
+    assert line in reg("opt-out", "math", "--yes").stdout.splitlines()
+    assert (
+        "  would delete aliases math@best, math@stable"
+        in reg("opt-out", "math", "--purge", "--dry-run").stdout.splitlines()
+    )
+    assert "  deleted aliases math@best, math@stable" in reg("opt-out", "math", "--purge", "--yes").stdout.splitlines()
+    assert "aliases" not in reg("opt-out", "law", "--yes").stdout
+    assert (filled.resolve("math", states=("purged",)).aliases, filled.verify().problems) == ((), ())
+
+
 @pytest.mark.check
 def test_heirs_are_the_members_that_remain(used: Reg) -> None:
     with Registry(used.home) as registry:

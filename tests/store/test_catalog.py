@@ -176,7 +176,9 @@ def test_protected_alias_moves_and_goes_on_purpose_alone(catalog: Catalog) -> No
     calls: dict[str, Callable[[], object]] = {
         "reg alias math@2 stable --force": lambda: catalog.set_alias(second, "stable"),
         "reg alias math stable --delete --force": lambda: catalog.delete_alias("math", "stable"),
-        "repeat without --alias, then: reg alias math@<number> stable --force": lambda: catalog.check_alias("math", "stable"),
+        "repeat without --alias, then: reg alias math@<number> stable --force": lambda: catalog.check_alias(
+            "math", "stable"
+        ),
     }
     for line, call in calls.items():
         with pytest.raises(ConflictError, match="math@stable is protected") as refused:
