@@ -19,7 +19,7 @@ from store.catalog import ArrayLink, Catalog, VersionRecord
 from store.catalog.records import Kind, State, spoken
 from store.digest import json_digest
 from store.ownership import check_owner, check_unowned
-from store.webhook import Webhook
+from store.webhook import LATE, Webhook
 
 PathLike = str | os.PathLike[str]
 
@@ -72,18 +72,21 @@ class Workspace:
     def tell(self, action: str, *subjects: str) -> None:
         """Post the latest event of an action, for each subject, to the webhook if there is one; failures are remarks.
 
-        Called when all is done and no lock is held.
+        Called when all is done and no lock is held. When one is too late, the others are not tried.
         """
         if self.webhook is None:
             return
-        for subject in subjects:
+        for number, subject in enumerate(subjects):
             try:
                 events = [one for one in self.catalog.events(subject) if (one.action, one.subject) == (action, subject)]
                 failed = self.webhook.post(self.catalog.id, events[0]) if events else "the log does not have it"
             except RegError as error:
                 failed = error.message
+            missed = ", ".join(subjects[number:] if failed == LATE else (subject,))
             if failed:
-                remark(self.progress, f"warning: {self.webhook.place} was not told of {action} {subject}: {failed}")
+                remark(self.progress, f"warning: {self.webhook.place} was not told of {action} {missed}: {failed}")
+            if failed == LATE:
+                return
 
     def check_owner(self) -> None:
         """Raise ConflictError if the arrays belong to another catalog."""

@@ -4,7 +4,10 @@ import hashlib
 import hmac
 import json
 import os
+import socket
+from contextlib import suppress
 from dataclasses import dataclass, field
+from threading import Thread
 from urllib.parse import SplitResult, urlsplit
 
 from store.catalog.records import EventRecord
@@ -12,7 +15,8 @@ from store.errors import InvalidInputError, first_line
 
 URL_VARIABLE, SECRET_VARIABLE, PLAIN_VARIABLE = "REG_WEBHOOK", "REG_WEBHOOK_SECRET", "REG_WEBHOOK_PLAIN"
 SIGNATURE = "X-Hub-Signature-256"
-SECONDS = 5.0  # that connecting may take, and each part of the answer
+SECONDS = 5.0  # that a post may take, its answer included
+LATE = "timed out"  # why a post failed that took longer
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
@@ -67,12 +71,29 @@ class Webhook:
         }
         kind = HTTPSConnection if self.url.scheme == "https" else HTTPConnection
         connection = kind(str(self.url.hostname), self.url.port, timeout=SECONDS)
-        try:
-            path = self.url._replace(scheme="", netloc="", fragment="").geturl()
-            connection.request("POST", path or "/", body, headers)
-            status = connection.getresponse().status
-        except (OSError, HTTPException, ValueError) as error:
-            return first_line(str(error), type(error).__name__)
-        finally:
-            connection.close()
-        return None if 200 <= status < 300 else f"it answered {status}"
+        path = self.url._replace(scheme="", netloc="", fragment="").geturl()
+        failed: str | None = LATE
+
+        def send() -> None:
+            nonlocal failed
+            try:
+                connection.request("POST", path or "/", body, headers)
+                status = connection.getresponse().status
+            except TimeoutError:
+                return
+            except (OSError, HTTPException, ValueError) as error:
+                failed = first_line(str(error), type(error).__name__)
+            else:
+                failed = None if 200 <= status < 300 else f"it answered {status}"
+            finally:
+                connection.close()
+
+        # A timeout of the connection is that of each name, address and part of the answer.
+        thread = Thread(target=send, daemon=True)
+        thread.start()
+        thread.join(SECONDS)
+        why = failed
+        if thread.is_alive() and isinstance(connection.sock, socket.socket):
+            with suppress(OSError):
+                socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)  # which ends the thread
+        return why

@@ -2,14 +2,15 @@
 
 import hashlib
 import hmac
+import itertools
 import json
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from registry import Recipe, Registry
 from registry.errors import InvalidInputError
 from store import webhook as webhook_module
+from store.catalog import NewVersion
 from tests.cli.conftest import Reg
 from tests.conftest import Zoo
 from tests.remarks import Remarks
@@ -131,6 +133,37 @@ def test_no_answer_fails_a_command(
             assert why in said
             assert (tmp_path / str(number) / "config.json").is_file()
     assert "/elsewhere" not in [path for path, _, _ in receiver.posted]
+
+
+def test_a_server_that_sends_byte_by_byte_holds_a_command_once_and_briefly(
+    filled: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = Event()
+
+    def drip(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection, suppress(OSError):
+            for byte in itertools.cycle(b"HTTP/1.1 200 OK"):
+                connection.sendall(bytes([byte]))
+                if ended.wait(0.05):
+                    return
+
+    monkeypatch.setattr(webhook_module, "SECONDS", 0.3)
+    monkeypatch.setenv("REG_WEBHOOK_SECRET", SECRET)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = Thread(target=drip, args=(server,))
+        thread.start()
+        monkeypatch.setenv("REG_WEBHOOK", url := f"http://127.0.0.1:{server.getsockname()[1]}")
+        with Registry(filled.home.path, progress=(told := Remarks())) as registry:
+            registry.catalog.add_version(NewVersion("law", "expert", "1" * 64, {}, 0, (), (), {}))
+            registry.opt_out("law")
+        thread.join(10)  # the connection is cut, though nobody has ended it
+        is_cut = not thread.is_alive()
+        ended.set()
+        thread.join()
+    (said,) = [line for line in told.sentences if "was not told" in line]
+    assert said == f"warning: {url} was not told of opt-out law@1, law@2: timed out"
+    assert is_cut
 
 
 def test_the_command_says_it_on_stderr(filled: Registry, receiver: Receiver) -> None:
