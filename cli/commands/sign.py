@@ -17,8 +17,8 @@ def sign(path: Path, key: Path) -> None:
     """Sign PATH, a composed folder that is intact or the receipt of an opt-out, with an SSH key.
 
     The signature, PATH/composition.json.sig or PATH.sig, is that of ssh-keygen -Y sign; the digests in composition.json
-    cover all other files. A P-256 key in PEM makes PATH/model.sig instead, a bundle of OpenSSF Model Signing; its
-    passphrase is REG_KEY_PASSPHRASE, else asked for on a terminal.
+    cover all other files. An EC key in PEM (P-256, P-384, P-521) makes PATH/model.sig instead, a bundle of
+    OpenSSF Model Signing; its passphrase is REG_KEY_PASSPHRASE, else asked for on a terminal.
     """
     signable(path)  # before torch is loaded
     from registry import signing

@@ -113,6 +113,11 @@ def signature_of(folder: Path) -> str:
     return "not signed" if found is None else f"signed ({found}), which {VERIFIED_BY[found]} verifies"
 
 
+def is_signed(folder: Path) -> bool:
+    """Tell whether a folder has a signature."""
+    return any((folder / name).is_file() for name in VERIFIED_BY)
+
+
 def annotations_with(
     own: Annotations, manifest: ExpertManifest | None, checkpoint: str, folder: Path, signer: str | None
 ) -> Annotations:

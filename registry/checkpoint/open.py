@@ -8,7 +8,7 @@ from pathlib import Path
 from registry.checkpoint import Checkpoint
 from registry.checkpoint.adapted import AdaptedCheckpoint
 from registry.checkpoint.adapter import Adapter, DenseWeights, Merged, copy_carried, is_adapter
-from registry.checkpoint.annotations import signature_of
+from registry.checkpoint.annotations import is_signed, signature_of
 from registry.checkpoint.hub_download import HubReference, fetch_repository, is_hub_reference
 from registry.checkpoint.joint_training import joint_trainings
 from registry.checkpoint.model_files import own_files
@@ -98,14 +98,13 @@ def open_checkpoint(
 
 
 def _local(checkpoint: PathLike, progress: Progress) -> tuple[Path, str]:
-    """Return folder and label of a checkpoint; of one of the Hub, `progress` receives whether it is signed."""
+    """Return folder and label of a checkpoint; `progress` receives that it is signed, or that one of the Hub is not."""
     text = os.fspath(checkpoint)
-    if not is_hub_reference(text):
-        return Path(text), text
-    reference = HubReference.parse(text)
-    folder = fetch_repository(reference)
-    remark(progress, f"{reference}: {signature_of(folder)}")
-    return folder, str(reference)
+    is_remote = is_hub_reference(text)
+    folder = fetch_repository(HubReference.parse(text)) if is_remote else Path(text)
+    if is_remote or is_signed(folder):
+        remark(progress, f"{text}: {signature_of(folder)}")
+    return folder, text
 
 
 def _opened(folder: Path, label: str, remote_code: bool, progress: Progress) -> Checkpoint:

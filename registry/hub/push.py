@@ -75,6 +75,8 @@ def push_expert(
     workspace.check_owner()
     target = _target(target)
     version = workspace.resolve(ref, kind="expert")
+    if sign is not None:
+        ssh.read_key(Path(sign))
     check_account(target)
     member = load_member(workspace, version)
     label = version.statistics[0].calibration_label

@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from registry.errors import CheckpointError, SignatureError, StorageError
@@ -17,12 +18,16 @@ NAMESPACE = "expert-registry"
 
 _SECONDS = 60  # that ssh-keygen may take where nobody can answer it
 _BESIDE_THE_POINT = re.compile(r"@|Signing file|Write signature|$")
+_ALLOWED = re.compile(rb"^[ \t]*[^#\s].*[ \t](ssh|ecdsa|sk)-\S+[ \t]+AAAA", re.MULTILINE)
+_SIGNERS = "name a file of allowed signers, with lines: NAME ssh-ed25519 AAAA…, a name and then the signer's public key"
 _KEY = "name an OpenSSH private key, such as ~/.ssh/id_ed25519; to make one: ssh-keygen -t ed25519"
 
 
 def read_keys(path: Path, hint: str) -> bytes:
     """Return a file of keys (SignatureError: it is absent, too large, or cannot be read)."""
     try:
+        if not path.exists():
+            raise SignatureError(f"{path} does not exist", hint)
         return read_small(path, SIGNER_BYTES)
     except CheckpointError as error:
         raise SignatureError(error.message, hint) from error
@@ -30,9 +35,17 @@ def read_keys(path: Path, hint: str) -> bytes:
         raise SignatureError(f"{path} cannot be read: {error.strerror}", hint) from error
 
 
-def read_signers(path: Path) -> bytes:
-    """Return a file of allowed signers (errors as `read_keys`)."""
-    return read_keys(path, "name a file of allowed signers, with lines: NAME ssh-ed25519 …")
+def read_signers(path: Path, is_key: Callable[[bytes], bool] = lambda _: False) -> bytes:
+    """Return a file of allowed signers, or one that `is_key` (SignatureError: neither, or as `read_keys`)."""
+    data = read_keys(path, _SIGNERS)
+    if not is_key(data) and not _ALLOWED.search(data):
+        raise SignatureError(f"{path} is not a file of allowed signers", _SIGNERS)
+    return data
+
+
+def read_key(path: Path) -> bytes:
+    """Return the file of a key to sign with (errors as `read_keys`)."""
+    return read_keys(path, _KEY)
 
 
 def sign(data: bytes, key: Path) -> bytes:
@@ -46,10 +59,13 @@ def sign(data: bytes, key: Path) -> bytes:
         if is_signed:
             return (work / "data.sig").read_bytes()
     name = shlex.quote(str(key))
-    hint = (
-        f"type its passphrase on a terminal, or keep it in ssh-agent: ssh-add {name}" if "passphrase" in told else _KEY
-    )
-    raise SignatureError(f"{key} cannot sign: {told}", f"chmod 600 {name}" if "too open" in told else hint)
+    hint = f"chmod 600 {name}" if "too open" in told else _KEY
+    if "passphrase" in told:
+        hint = f"keep it in ssh-agent: ssh-add {name}; or type its passphrase on a terminal"
+        if not _is_asked():
+            told = "it has a passphrase, which is not given"
+            hint += "; REG_KEY_PASSPHRASE is for PEM keys alone"
+    raise SignatureError(f"{key} cannot sign: {told}", hint)
 
 
 def fingerprint(data: bytes, signature: bytes, what: str) -> str:
@@ -84,6 +100,11 @@ def verify(data: bytes, signature: Path, signers: Path) -> tuple[str, str]:
             f"if you trust that key, add a line to {signers}: NAME, then the signer's public key",
         )
     return name, key
+
+
+def _is_asked() -> bool:
+    """Tell whether somebody can be asked for a passphrase: on a terminal, or by the program in SSH_ASKPASS."""
+    return "SSH_ASKPASS" in os.environ or (sys.stdin is not None and sys.stdin.isatty())
 
 
 def _keygen(*words: str, data: bytes | None = None) -> tuple[bool, str]:

@@ -18,6 +18,8 @@ UNSIGNED = (CARD, *SIGNATURES, ".cache/huggingface")
 """What a bundle leaves out, beside git's own files: a push rewrites the card, and a download adds that folder."""
 
 PASSPHRASE_VARIABLE = "REG_KEY_PASSPHRASE"
+_CURVES, _CURVES_NAMED = ("secp256r1", "secp384r1", "secp521r1"), "P-256, P-384 or P-521"
+_MAKE = "name an OpenSSH key, or make one: openssl ecparam -name prime256v1 -genkey -noout -out KEY"
 
 
 def is_private(key: bytes) -> bool:
@@ -63,6 +65,18 @@ def passphrase(data: bytes, key: Path) -> bytes | None:
     return given.encode()
 
 
+def check_key(data: bytes, key: Path, password: bytes | None) -> None:
+    """Check that a private key, of which `data` is the file `key`, makes bundles (SignatureError: another kind)."""
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        curve = getattr(load_pem_private_key(data, password), "curve", None)
+    except Exception as error:
+        raise SignatureError(f"{key} cannot be read: {first_line(error)}", _MAKE) from error
+    if curve is None or curve.name not in _CURVES:
+        raise SignatureError(f"{key} is not an EC key on {_CURVES_NAMED}, which PEM keys to sign with are", _MAKE)
+
+
 def sign(folder: Path, key: Path, password: bytes | None) -> bytes:
     """Sign every file of a folder but `UNSIGNED` (SignatureError: not with this key, or a file cannot be read)."""
     from model_signing import signing
@@ -72,10 +86,7 @@ def sign(folder: Path, key: Path, password: bytes | None) -> bytes:
             signer = _config(signing).use_elliptic_key_signer(private_key=key, password=password)
             signer.set_hashing_config(_hashing()).sign(folder, work / "sig")
         except Exception as error:
-            raise SignatureError(
-                f"{key} cannot sign {folder}: {first_line(error)}",
-                "name a P-256 key: openssl ecparam -name prime256v1 -genkey -noout -out KEY",
-            ) from error
+            raise SignatureError(f"{key} cannot sign {folder}: {first_line(error)}", _MAKE) from error
         return (work / "sig").read_bytes()
 
 

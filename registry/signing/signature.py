@@ -37,8 +37,8 @@ def sign(path: PathLike, key: PathLike, progress: Progress = silent) -> Signatur
 
     Args:
         path: the folder, or the file of the receipt.
-        key: an OpenSSH private key, or a public one whose private half ssh-agent holds; for a folder also a P-256 key
-            in PEM, which makes a bundle of OpenSSF Model Signing.
+        key: an OpenSSH private key, or a public one whose private half ssh-agent holds; for a folder also an EC
+            key in PEM (P-256, P-384 or P-521), which makes a bundle of OpenSSF Model Signing.
 
     Raises:
         NotFoundError, InvalidInputError: there is no such path; it is a receipt, and the key in PEM.
@@ -68,6 +68,7 @@ def signer(key: PathLike) -> Callable[[ComposedFolder], Signature]:
         return lambda composed: _sign_documents(composed, file)
     bundle.require_library()
     password = bundle.passphrase(data, file)
+    bundle.check_key(data, file, password)
     return lambda composed: _sign_files(composed, file, password)
 
 
@@ -85,7 +86,7 @@ def verify(path: PathLike, signers: PathLike, progress: Progress = silent) -> Si
         StorageError: ssh-keygen or model-signing is not installed.
     """
     path, signers = signable(path), Path(signers)
-    by_key = bundle.is_public(ssh.read_signers(signers))
+    by_key = bundle.is_public(ssh.read_signers(signers, bundle.is_public))
     if path.is_file():
         if by_key:
             raise InvalidInputError(f"{signers} is a PEM key, which signs folders alone", "name allowed signers")

@@ -17,6 +17,7 @@ from registry.calibration.calibration import LEAST_PAIRS, Turns, sample_conversa
 from registry.calibration.corpus import find_calibration
 from registry.calibration.windows import start_token
 from registry.checkpoint import Checkpoint, HashedCheckpoint, hash_checkpoint
+from registry.checkpoint.annotations import is_signed
 from registry.checkpoint.open import open_checkpoint
 from registry.distributed import Cluster, Step, Task
 from registry.errors import CalibrationError, CheckpointError, StorageError
@@ -92,7 +93,10 @@ def carried_statistics(hashed: HashedCheckpoint) -> Collected | None:
         return None
     collected = statistics_file.load(path)
     for problem in _contradictions(collected, checkpoint, hashed.saved_weights):
-        raise CheckpointError(f"{path}{problem}", "make them again: reg collect CKPT --data FILE --out DIR")
+        hint = "make them again: reg collect CKPT --data FILE --out DIR"
+        if is_signed(checkpoint.folder):
+            hint = "it is not as it was signed: do not use it, and fetch it again from its signer"
+        raise CheckpointError(f"{path}{problem}", hint)
     return collected
 
 

@@ -75,6 +75,42 @@ def test_who_signed_an_expert_is_told(reg: Reg, hub: WritableHub, tmp_path: Path
     assert "error: hf://org/code is not signed: it has no expert.json.sig" in refused
     assert "next: its owner runs: reg push-expert NAME REPO --sign KEY" in refused
     assert "bad" in reg("show", "bad", code=1).stderr
+    public = (tmp_path / "key.pub").read_text()
+    for content in (
+        b"",
+        bytes(range(256)),
+        public.encode(),
+        b"-----BEGIN PUBLIC KEY-----\nAAAA\n",
+        b"# ada ssh-rsa AAAA",
+    ):
+        signers.write_bytes(content)
+        for words in (("add-expert", "bad", "hf://org/absent"), ("verify-signature", signers)):
+            if content.startswith(b"-----") and words[0] == "verify-signature":
+                continue
+            refused = reg(*words, "--signers", signers, code=1).stderr
+            assert f"error: {signers} is not a file of allowed signers" in refused, content
+            assert "NAME ssh-ed25519 AAAA" in refused
+    told = reg("push-expert", "math", "org/new", "--sign", "/nosuch", code=1).stderr
+    assert "error: /nosuch does not exist" in told
+
+
+@pytest.mark.check
+def test_a_folder_that_is_signed_says_so_and_is_not_to_be_used_if_it_was_changed(
+    reg: Reg, hub: WritableHub, tmp_path: Path
+) -> None:
+    reg("push-expert", "math", "org/math", "--calibration", "--sign", new_key(tmp_path / "key"))
+    folder = tmp_path / "fetched"
+    folder.mkdir()
+    for name, data in hub.files("org/math").items():
+        (folder / name).write_bytes(data)
+    told = reg("add-expert", "new", folder).stderr
+    assert f"{folder}: signed (expert.json.sig), which reg add-expert --signers FILE verifies" in told
+    weights = folder / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    refused = reg("add-expert", "new", folder, code=1).stderr
+    assert "next: it is not as it was signed: do not use it" in refused
 
 
 def test_receipts_are_statements_and_can_be_signed(reg: Reg, tmp_path: Path) -> None:
@@ -112,7 +148,7 @@ def test_a_passphrase_is_asked_on_a_terminal_alone(reg: Reg, tmp_path: Path, mon
     receipt, key = tmp_path / "receipt.json", new_key(tmp_path / "key", "a passphrase")
     reg("opt-out", "law", "--yes", "--receipt", receipt)
     refused = reg("sign", receipt, "--key", key, code=1).stderr
-    assert "incorrect passphrase" in refused
+    assert "it has a passphrase, which is not given" in refused
     assert f"ssh-add {key}" in refused
     for answer, expected in (("wrong", 1), ("a passphrase", 0)):
         code, said = answered(answer, "sign", receipt, "--key", key)
@@ -136,3 +172,10 @@ def test_so_is_that_of_a_pem_key(reg: Reg, tmp_path: Path, monkeypatch: pytest.M
         assert code == expected, said
         assert b"secret" not in said
     assert (moe / "model.sig").is_file()
+    for kind in ("RSA", "ED25519", "EC -pkeyopt ec_paramgen_curve:secp256k1"):
+        subprocess.run(["openssl", "genpkey", "-algorithm", *kind.split(), "-out", tmp_path / "other"], check=True)
+        refused = reg("sign", moe, "--key", tmp_path / "other", code=1).stderr
+        assert f"error: {tmp_path / 'other'} is not an EC key on P-256, P-384 or P-521" in refused
+    made = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-384 -out"
+    subprocess.run([*made.split(), tmp_path / "large"], check=True)
+    reg("sign", moe, "--key", tmp_path / "large")

@@ -190,8 +190,9 @@ def test_keys_that_cannot_sign_say_why(made: Path, monkeypatch: pytest.MonkeyPat
     (made / "junk").write_text("no key\n")
     (made / "junk").chmod(0o600)
     for name, why, following in (
-        ("nosuch", "not a regular file", "private key"),
-        ("locked", "incorrect passphrase", "ssh-add"),
+        ("nosuch", "nosuch does not exist", "private key"),
+        ("locked", "it has a passphrase, which is not given", "ssh-add"),
+        ("locked", "passphrase", "REG_KEY_PASSPHRASE is for PEM keys alone"),
         ("open", "too open", "chmod 600"),
         ("junk", "junk", "ssh-keygen -t ed25519"),
     ):
