@@ -74,7 +74,7 @@ def check_key(data: bytes, key: Path, password: bytes | None) -> None:
     except Exception as error:
         raise SignatureError(f"{key} cannot be read: {first_line(error)}", _MAKE) from error
     if curve is None or curve.name not in _CURVES:
-        raise SignatureError(f"{key} is not an EC key on {_CURVES_NAMED}, which PEM keys to sign with are", _MAKE)
+        raise SignatureError(f"{key} cannot sign: of PEM keys, EC keys on {_CURVES_NAMED} do", _MAKE)
 
 
 def sign(folder: Path, key: Path, password: bytes | None) -> bytes:

@@ -175,7 +175,7 @@ def test_so_is_that_of_a_pem_key(reg: Reg, tmp_path: Path, monkeypatch: pytest.M
     for kind in ("RSA", "ED25519", "EC -pkeyopt ec_paramgen_curve:secp256k1"):
         subprocess.run(["openssl", "genpkey", "-algorithm", *kind.split(), "-out", tmp_path / "other"], check=True)
         refused = reg("sign", moe, "--key", tmp_path / "other", code=1).stderr
-        assert f"error: {tmp_path / 'other'} is not an EC key on P-256, P-384 or P-521" in refused
+        assert f"error: {tmp_path / 'other'} cannot sign: of PEM keys, EC keys on P-256, P-384 or P-521 do" in refused
     made = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-384 -out"
     subprocess.run([*made.split(), tmp_path / "large"], check=True)
     reg("sign", moe, "--key", tmp_path / "large")
