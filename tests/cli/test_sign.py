@@ -106,9 +106,9 @@ def test_a_folder_that_is_signed_says_so_and_is_not_to_be_used_if_it_was_changed
     told = reg("add-expert", "new", folder).stderr
     assert f"{folder}: signed (expert.json.sig), which reg add-expert --signers FILE verifies" in told
     weights = folder / "model.safetensors"
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    weights.write_bytes(data)
+    changed = bytearray(weights.read_bytes())
+    changed[-1] ^= 1
+    weights.write_bytes(changed)
     refused = reg("add-expert", "new", folder, code=1).stderr
     assert "next: it is not as it was signed: do not use it" in refused
 

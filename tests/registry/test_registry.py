@@ -20,6 +20,7 @@ from registry.errors import ConflictError, InvalidInputError, NotFoundError, Out
 from store.actor import actor
 from store.arrays import ArraySource
 from store.catalog import CompositionRecord, NewVersion
+from store.catalog.records import Kind
 from tests.conftest import SETTINGS, Zoo
 
 
@@ -53,7 +54,8 @@ def test_a_protected_alias_is_refused_before_anything_runs(
 ) -> None:
     for target in ("statistics.collect.load_for_pass", "training.from_base.open_checkpoint", "member.load_member"):
         monkeypatch.setattr(f"registry.{target}", lambda *_, **__: pytest.fail("it ran"))
-    for name, kind in (("math", "expert"), ("base", "base"), ("mix", "base"), ("pair-2", "expert"), ("hk-2", "expert")):
+    kinds: dict[str, Kind] = {"math": "expert", "base": "base", "mix": "base", "pair-2": "expert", "hk-2": "expert"}
+    for name, kind in kinds.items():
         if name not in filled.catalog.names():
             content: dict[str, Any] = {"soup": {}, "simoe": {}}
             filled.catalog.add_version(NewVersion(name, kind, "1" * 64, content, 0, (), (), {}))
