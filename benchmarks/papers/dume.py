@@ -10,11 +10,9 @@ from registry.evaluation.results import Row
 
 ROUTED = "DUME"
 RANDOM = Recipe(trunk="mean", router="random", normalize=True, temperature=1.0, top_k=1)
-RANDOM_BY_SHARE = "random routing by eq. 4"
 STARTS: dict[str, tuple[str | None, Recipe]] = {
     ROUTED: ("DUME+", DUME),
     "DUME, weight 1": (None, WEIGHT_ONE),
-    RANDOM_BY_SHARE: (None, RANDOM.replace(gating=DUME.gating, host=DUME.host)),
     "random routing": (None, RANDOM),
     "random routing, top 2": ("BTX, routers alone, top 2", RANDOM.replace(top_k=2)),
 }
