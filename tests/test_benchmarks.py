@@ -149,9 +149,9 @@ def test_page_of_papers_says_what_experts_learned_and_judges_what_is_there() -> 
     text = papers_page({"machine": "here", "parts": parts})
     gains = r"^\| frozen \| .*: 25.9 % \| .*: 9.5 % \| 18.1 % \| 1 of 2 \|$"
     assert re.search(gains, text, re.MULTILINE)
-    assert text.count("Experts have read") == 1
+    assert text.count("Experts trained here have read") == 1
     parts["dume"]["size"] = size | {"windows": 2}
-    assert papers_page({"machine": "here", "parts": parts}).count("Experts have read") == 2
+    assert papers_page({"machine": "here", "parts": parts}).count("Experts trained here have read") == 2
     assert text.index("What the experts learned") < text.index("What the papers find")
     verdicts = re.findall(r"^\| DUME, Table 2 \| (.*?) \| .* \| (.*?) \|$", text, re.MULTILINE)
     assert verdicts == [("router training (DUME+) gains a little", "within noise"), ("the oracle above DUME", "yes")]
