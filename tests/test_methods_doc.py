@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "methods.md"
 MEASURED = ROOT / "benchmarks" / "QUALITY.md"
 
 NO_METHOD = {"ray", "experts", "out", "plan_only", "force", "as_json", "quiet", "base", "recipe_path", "save_recipe"}
-NO_METHOD |= {"repo", "private", "license_id", "public", "check", "home", "database", "arrays"}
+NO_METHOD |= {"repo", "private", "license_id", "sign", "public", "check", "home", "database", "arrays"}
 NO_METHOD |= {"fit_tokens", "fit_steps", "fit_lr", "fit_seed", "fit_device"}
 """Options of `reg compose` that choose members, places and output, not a method."""
 OWN_TABLES = {"to", "trunk", "router", "routing", "routing_tokens"}

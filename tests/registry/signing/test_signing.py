@@ -176,8 +176,8 @@ def test_only_keys_that_are_allowed_for_this_purpose_count(made: Path) -> None:
         strangers.write_text(line % option)
         refused(SignatureError, f"{strangers}:1: key", why, path=moe, signers=strangers)
     strangers.write_bytes(os.urandom(300))
-    refused(SignatureError, "does not allow", path=moe, signers=strangers)
-    refused(SignatureError, "nosuch is not a regular file", path=moe, signers=made / "nosuch")
+    refused(SignatureError, "is not a file of allowed signers", path=moe, signers=strangers)
+    refused(SignatureError, "nosuch does not exist", path=moe, signers=made / "nosuch")
     run("ssh-keygen", "-Y", "sign", "-n", "git", "-f", made / "ada", moe / "composition.json", data=b"y\n")
     refused(SignatureError, "namespace does not match", path=moe, signers=made / "signers")
 
