@@ -337,10 +337,8 @@ class Registry:
             name,
             base,
             data,
-            settings := settings or simoe_.SimoeTraining(),
-            annotations=training.joint_annotations(
-                self._workspace, name, settings.experts, Annotations(dict(tags or {}), license, alias)
-            ),
+            settings or simoe_.SimoeTraining(),
+            annotations=Annotations(dict(tags or {}), license, alias),
         )
 
     def check(

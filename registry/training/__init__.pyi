@@ -1,6 +1,5 @@
 from .coefficients import Fitted as Fitted
 from .coefficients import fit_coefficients as fit_coefficients
-from .from_base import joint_annotations as joint_annotations
 from .proxy_text import ProxyText as ProxyText
 from .proxy_text import proxy_text as proxy_text
 from .settings import ExpertTraining as ExpertTraining

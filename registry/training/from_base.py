@@ -51,14 +51,17 @@ class TrainedFromBase:
     tokens: int
 
 
-def check_joint(workspace: Workspace, name: str, experts: int, kind: str, called: str) -> None:
+def check_joint(
+    workspace: Workspace, name: str, experts: int, kind: str, called: str, annotations: Annotations | None
+) -> None:
     """Check that experts NAME-1 to NAME-n can be trained together, here and now, and registered.
 
     `kind` is the key of what versions of such a training store of it, `called` its name in messages.
 
     Raises:
         InvalidInputError: a name is not valid, or a launcher started several processes.
-        ConflictError: a name is a base model's, or an active version of it comes from elsewhere.
+        ConflictError: a name is a base model's, an active version of it comes from elsewhere, or its alias is
+            protected.
         StorageError: a library is not installed.
     """
     check_alone(f"{called} trains")
@@ -71,19 +74,13 @@ def check_joint(workspace: Workspace, name: str, experts: int, kind: str, called
         )
     for number in range(1, experts + 1):
         check_name_is_free(workspace.catalog, own := copy_name(name, number, experts), "expert")
+        workspace.catalog.check_alias(own, annotations.alias if annotations else None)
         for version in workspace.catalog.versions(own):
             if version.state == "active" and kind not in (version.content or {}):
                 raise ConflictError(
                     f"{version.ref} is registered, and it does not come from reg train-{kind}",
                     f"choose another name: its experts are registered as NAME-1 to NAME-{experts}",
                 )
-
-
-def joint_annotations(workspace: Workspace, name: str, experts: int, annotations: Annotations) -> Annotations:
-    """Return the annotations of experts NAME-1 to NAME-n (ConflictError: one of them has the alias protected)."""
-    for number in range(1, experts + 1):
-        workspace.catalog.check_alias(copy_name(name, number, experts), annotations.alias)
-    return annotations
 
 
 def check_libraries() -> None:

@@ -66,7 +66,7 @@ def train_simoe(
     of threads, equal inputs give equal bytes.
     """
     files = [Path(file) for file in require_list(data, "data")]
-    check_joint(workspace, name, settings.experts, KEY, "a SIMoE")
+    check_joint(workspace, name, settings.experts, KEY, "a SIMoE", annotations)
     if not files:
         raise InvalidInputError("there is nothing to train on", "give --data FILE, or several")
     Corpus(files, None)  # refuses what is no file before a weight is read

@@ -30,7 +30,6 @@ from registry.runtime.loading import load_model, load_tokenizer
 from registry.training.from_base import (
     TrainedFromBase,
     check_joint,
-    joint_annotations,
     joint_training,
     opened_base,
     register_trained,
@@ -71,10 +70,8 @@ def train_soup(
     files = {key: [Path(file) for file in domains[key]] for key in sorted(domains)}
     count = settings.clusters or len(files)
     _check(workspace, name, files, settings)
-    check_joint(workspace, name, settings.experts, "soup", "a soup")
-    if annotations is not None:
-        workspace.catalog.check_alias(name, annotations.alias)
-        joint_annotations(workspace, name, settings.experts, annotations)
+    check_joint(workspace, name, settings.experts, "soup", "a soup", annotations)
+    workspace.catalog.check_alias(name, annotations.alias if annotations else None)
     if os.fspath(base).partition("@")[0] in workspace.catalog.names():
         workspace.resolve(os.fspath(base), kind="base")
     progress = workspace.progress
