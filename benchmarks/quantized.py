@@ -4,7 +4,8 @@
 
 The pass is what others do: text of all domains goes through the composed model, and each matrix, down projections too,
 has the Gram of what reached it. Losses are of other text, on the same windows of 256 tokens; intervals are 95 %, paired
-bootstrap over windows.
+bootstrap over windows. In fp8 attention's activations are rounded too, by compressed-tensors; experts' are not, as they
+are whole matrices in transformers.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from registry import PassSettings, Registry
 from registry.composition.manifest import ComposedFolder
 from registry.progress import silent
 from registry.quantization.quantize import Place, Source, write_quantized
+from registry.quantization.schemes import SCHEMES
 
 WINDOW, RESAMPLES = 256, 2000
 
@@ -117,11 +119,14 @@ def main() -> None:
         fresh = FreshGrams(work / "moe", torch.cat(calibration))
         source = Source.of(ComposedFolder.read(work / "moe"))
         folders = {"as it was composed": work / "moe"}
-        for scheme in ("w8a16", "w4a16"):
-            ways = {f"{scheme}, to the nearest": None, f"{scheme}, GPTQ, stored Grams": True}
-            for way, statistics in ways.items():
-                folders[way] = work / way
-                registry.quantize(work / "moe", work / way, scheme, statistics=bool(statistics))
+        by_gptq = [name for name, scheme in SCHEMES.items() if not scheme.is_float]
+        for scheme in SCHEMES:
+            way = f"{scheme}, to the nearest"
+            registry.quantize(work / "moe", folders.setdefault(way, work / way), scheme, statistics=False)
+            if scheme not in by_gptq:
+                continue
+            way = f"{scheme}, GPTQ, stored Grams"
+            registry.quantize(work / "moe", folders.setdefault(way, work / way), scheme)
             way = f"{scheme}, GPTQ, a pass over text"
             write_quantized(source, folders.setdefault(way, work / way), scheme, fresh, silent)
         found: dict[str, dict[str, Tensor]] = {}
@@ -132,7 +137,7 @@ def main() -> None:
             size = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e6
             figures = " | ".join(f"{math.exp(float(loss.mean())):.2f}" for loss in found[way].values())
             print(f"| {way} | {size:.1f} | {figures} | {more(found['as it was composed'], found[way])} |", flush=True)
-        for scheme in ("w8a16", "w4a16"):
+        for scheme in by_gptq:
             stored, passed = found[f"{scheme}, GPTQ, stored Grams"], found[f"{scheme}, GPTQ, a pass over text"]
             print(f"{scheme}: stored Grams against a pass over text {more(passed, stored)}")
             print(f"{scheme}: stored Grams against the nearest {more(found[f'{scheme}, to the nearest'], stored)}")

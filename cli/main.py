@@ -4,6 +4,7 @@ import atexit
 import gc
 import importlib
 import os
+import signal
 from functools import cache
 from typing import Any
 
@@ -29,6 +30,7 @@ class _Group(click.Group):
         _collect_less()
         if not arguments and "args" not in options:  # this process is the command, not a program that calls it
             silence_libraries()
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # it cleans up, as after Ctrl-C
         if COMPLETING in os.environ:
             importlib.import_module("cli.shell_completion")  # registers the completion for bash
         return super().main(*arguments, **options)

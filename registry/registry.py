@@ -829,7 +829,7 @@ class Registry:
 
         Args:
             folder: a composed folder, unchanged.
-            scheme: w4a16 or w8a16, of 4 or 8 bits a weight.
+            scheme: w4a16 or w8a16, integers of 4 or 8 bits; or fp8, float8 to the nearest, activations too in servers.
             statistics: round by GPTQ with the members' Grams, where they are registered here with statistics.
 
         Raises:

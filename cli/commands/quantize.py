@@ -15,14 +15,19 @@ from registry.quantization.schemes import SCHEMES
 @command("reg quantize moe/ --out moe-w4/", "reg quantize moe/ --out moe-w8/ --scheme w8a16")
 @click.argument("folder", metavar="FOLDER", type=composed_path)
 @file("--out DIR", "A folder that is absent or empty.", required=True)
-@option("--scheme SCHEME", f"{' or '.join(SCHEMES)}: 4 or 8 bits a weight.", default="w4a16", type=Choice([*SCHEMES]))
+@option(
+    "--scheme SCHEME",
+    "w4a16, w8a16 (integers of 4 or 8 bits), or fp8 (float8, activations too).",
+    default="w4a16",
+    type=Choice([*SCHEMES]),
+)
 @flag("--nearest", "Round to the nearest, without statistics.")
 @pass_session
 def quantize(session: Session, folder: Path, out: Path, scheme: str, nearest: bool) -> None:
     """Write a composed FOLDER in few bits, as compressed-tensors, which vLLM and transformers load.
 
-    Matrices are rounded by GPTQ with the Grams of the members' statistics, each expert's by its own, without a pass
-    over text. Down projections have none and are rounded to the nearest; routers and embeddings stay as they are.
+    Integers are made by GPTQ with the Grams of the members' statistics, each expert's by its own, without a pass over
+    text. Down projections have none: they, and float8, are rounded to the nearest. Routers and embeddings stay.
     """
     require_composed(folder)  # before a registry is opened
     with session.registry(create=True) as registry:  # none is needed where no statistics are

@@ -2,7 +2,6 @@
 
 import importlib.util
 import logging
-import signal
 from asyncio import CancelledError
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -109,7 +108,6 @@ def gateway(session: Session, folder: Path, url: str, names: tuple[str, ...], po
 
 
 def _run(app: "Starlette", listening: Any) -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that folders are deleted
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     with suppress(KeyboardInterrupt):
         server(app).run(sockets=[listening])

@@ -1,7 +1,6 @@
 """reg ui."""
 
 import importlib.util
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -67,7 +66,6 @@ def ui(session: Session, port: int, open_browser: bool, may_write: bool) -> None
             done(url, f"serving {registry.home.path} at {url}  (Ctrl-C to stop)")
         if open_browser:
             stack.enter_context(_opened(url, secret=may_write))
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # to end the jobs before the server
         with suppress(KeyboardInterrupt):
             server(make_app(registry, command, access=access, jobs=jobs)).run(sockets=[listening])
 

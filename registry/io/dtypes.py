@@ -9,6 +9,7 @@ SAFETENSORS = {  # dtype → its spelling in a safetensors header
     "int32": "I32",
     "int64": "I64",
     "uint8": "U8",
+    "float8_e4m3fn": "F8_E4M3",
 }
 
 NAMES = {spelling: name for name, spelling in SAFETENSORS.items()}  # spelling in a safetensors header → dtype

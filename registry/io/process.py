@@ -38,17 +38,19 @@ def map_large_blocks(nbytes: int) -> None:
 
 
 @contextmanager
-def defer_sigint() -> Iterator[None]:
-    """Defer an interrupt (SIGINT) to the end of the block; only the main thread receives interrupts."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
+def defer_interrupts() -> Iterator[None]:
+    """Defer SIGINT and SIGTERM, where they are handled, to the end of the block; only the main thread receives them."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handled = {number: handler for number, handler in handlers.items() if callable(handler)}
+    if threading.current_thread() is not threading.main_thread():
+        handled.clear()
     caught: list[tuple[int, Any]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
+    for number in handled:
+        signal.signal(number, lambda number, frame: caught.append((number, frame)))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handled.items():
+            signal.signal(number, handler)
     if caught:
-        handler(*caught[0])
+        handled[signal.Signals(caught[0][0])](*caught[0])

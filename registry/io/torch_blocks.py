@@ -26,13 +26,15 @@ def dtype_name(dtype: "torch.dtype") -> str:
 
 
 def to_block(tensor: "torch.Tensor") -> Block:
-    """Return a tensor in the array store's carrier dtype: bfloat16 as uint16, any other dtype unchanged."""
+    """Return a tensor in the array store's carrier dtype: bfloat16 as uint16, float8 as uint8, others unchanged."""
     import numpy as np
     import torch
 
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(np.uint16)
+    if tensor.dtype == torch.float8_e4m3fn:
+        return tensor.view(torch.uint8).numpy()
     return tensor.numpy()
 
 
@@ -43,6 +45,8 @@ def to_tensor(block: Block, dtype: str) -> "torch.Tensor":
 
     if dtype == "bfloat16":
         return torch.from_numpy(block.view(np.int16)).view(torch.bfloat16)
+    if dtype == "float8_e4m3fn":
+        return torch.from_numpy(block).view(torch.float8_e4m3fn)
     return torch.from_numpy(block)
 
 

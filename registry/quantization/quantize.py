@@ -1,9 +1,10 @@
 """Composed folders in few bits: compressed-tensors, as transformers and vLLM read it.
 
-Matrices of layers become packed integers with a scale for each row and group of columns. GPTQ takes the Gram of their
-inputs from the members' statistics: an expert's matrices by its own text, the rest by that of all members, and no text
-is read. Down projections have no such statistics; they, and the experts of added layers, are rounded to the nearest.
-Routers, embeddings, heads, norms and the attention of added layers stay as they are.
+Matrices of layers become packed integers with a scale for each row and group of columns, or float8 with a scale for
+each row. Integers are made by GPTQ, which takes the Gram of a matrix' inputs from the members' statistics: an expert's
+matrices by its own text, the rest by that of all members, and no text is read. Down projections have no such
+statistics; they, the experts of added layers, and all float8, are rounded to the nearest. Routers, embeddings, heads,
+norms and the attention of added layers stay as they are.
 """
 
 import re
@@ -37,10 +38,10 @@ from registry.io.model_folder import (
 from registry.io.safetensors_file import Entry, Stream, read_header
 from registry.io.torch_blocks import to_block
 from registry.io.untrusted import read_json
-from registry.maths.gptq import Rounded, gptq, inverse_factor, nearest, output_size
+from registry.maths.gptq import Grid, Rounded, gptq, inverse_factor, nearest, output_size
 from registry.member import Member
 from registry.progress import Progress
-from registry.quantization.schemes import GROUPS, SCHEMES
+from registry.quantization.schemes import GROUPS, SCHEMES, Scheme
 from registry.runtime.folder_checks import added_layers
 from registry.workspace import PathLike, Workspace
 from store.arrays import Block
@@ -66,8 +67,8 @@ class Quantized:
 
     Attributes:
         folder: the folder.
-        scheme: w4a16 or w8a16.
-        group: columns that have a scale of their own.
+        scheme: w4a16, w8a16 or fp8.
+        group: columns that have a scale of their own; None if each row has one.
         matrices: those in few bits.
         by_statistics: those of them that GPTQ rounded.
         kept: linear layers that stay as they are.
@@ -77,7 +78,7 @@ class Quantized:
 
     folder: Path
     scheme: str
-    group: int
+    group: int | None
     matrices: int
     by_statistics: int
     kept: int
@@ -107,7 +108,8 @@ def quantize(
     registered_versions(workspace.catalog, composed)  # none was opted out
     composed.check(workspace.progress)
     source = Source.of(composed)
-    members = known_members(workspace, composed, "rounded to the nearest") if statistics else []
+    by_gptq = statistics and not SCHEMES[scheme].is_float
+    members = known_members(workspace, composed, "rounded to the nearest") if by_gptq else []
     with workspace.reading(*(member.version for member in members)):
         return write_quantized(source, out, scheme, StoredGrams(members), workspace.progress)
 
@@ -152,16 +154,17 @@ class Source:
                 )
         return cls(composed.path, config, entries, places)
 
-    @property
-    def group(self) -> int:
-        """The columns of a scale (IncompatibleError: none divides every matrix)."""
+    def group(self, scheme: Scheme) -> int | None:
+        """Return the columns of a scale, None of a whole row (IncompatibleError: no size divides every matrix)."""
+        if scheme.is_float:
+            return None
         widths = {self.entries[name][1].shape[1] for name in self.places}
         group = next((size for size in GROUPS if all(width % size == 0 for width in widths)), None)
         if group is None:
             raise IncompatibleError(
                 f"{self.path} has matrices of {', '.join(map(str, sorted(widths)))} columns, which no group of "
                 f"{', '.join(map(str, GROUPS))} divides",
-                "compose it again: this program makes hidden sizes multiples of 64",
+                "give --scheme fp8, which has no groups, or compose it again: hidden sizes are then multiples of 64",
             )
         return group
 
@@ -232,29 +235,38 @@ class _Rounding:
     """Rounds matrices, each once, and keeps what was not yet written."""
 
     source: Source
-    bits: int
-    group: int
+    scheme: Scheme
+    group: int | None
     gram_of: Callable[[str, Place], Tensor | None]
     by_statistics: int = 0
     errors: dict[str, list[float]] = field(default_factory=dict)
     _kept: dict[tuple[str, str], Tensor] = field(default_factory=dict)
     _input: tuple[Tensor, Tensor, Tensor] | None = None  # the last Gram, the same of all channels, and its factor
 
+    @cached_property
+    def grid(self) -> Grid:
+        """The numbers that weights become."""
+        return Grid.float8() if self.scheme.is_float else Grid.integers(self.scheme.bits)
+
     def part(self, name: str, part: str) -> Tensor:
-        """Return `packed` or `scale` of a matrix."""
+        """Return a matrix' numbers, `weight` or `weight_packed`, or their `weight_scale`."""
         from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 
         if (name, part) not in self._kept:
             rounded = self._rounded(name)
-            self._kept[name, "packed"] = pack_to_int32(rounded.integers, self.bits)
-            self._kept[name, "scale"] = rounded.scales
+            if self.scheme.is_float:
+                self._kept[name, "weight"] = rounded.numbers
+            else:
+                self._kept[name, "weight_packed"] = pack_to_int32(rounded.numbers, self.scheme.bits)
+            self._kept[name, "weight_scale"] = rounded.scales
         return self._kept.pop((name, part))
 
     def _rounded(self, name: str) -> Rounded:
         weight, place = self.source.tensor(name), self.source.places[name]
         if not weight.isfinite().all():
             raise CheckpointError(f"{name} has weights that are no finite numbers", "reg doctor names the member")
-        made = nearest(weight, self.bits, self.group, weight.dtype)
+        group = self.group or weight.shape[1]
+        made = nearest(weight, self.grid, group, weight.dtype)
         if (gram := self.gram_of(name, place)) is None:
             return made
         if self._input is None or self._input[0] is not gram or len(self._input[1]) != weight.shape[1]:
@@ -263,7 +275,7 @@ class _Rounding:
             whole = _widened(gram, weight.shape[1])
             self._input = gram, whole, inverse_factor(whole)
         _, gram, factor = self._input
-        better = gptq(weight, factor, self.bits, self.group, weight.dtype)
+        better = gptq(weight, factor, self.grid, group, weight.dtype)
         kind = "experts" if place.expert is not None else "attention" if place.site != MLP_INPUT else "MLPs"
         sums = self.errors.setdefault(kind, [0.0, 0.0, 0.0])
         for at, change in enumerate((weight - made.weights, weight - better.weights, weight)):
@@ -288,10 +300,15 @@ def _streams(source: Source, rounding: _Rounding) -> Iterator[Stream]:
             yield Stream(name, dtype, entry.shape, partial(source.blocks, name))
             continue
         (rows, columns), module = entry.shape, name.removesuffix(".weight")
-        shapes = {"packed": (rows, -(-columns * rounding.bits // 32)), "scale": (rows, columns // rounding.group)}
-        for part, own in (("packed", "int32"), ("scale", dtype)):
-            yield Stream(f"{module}.weight_{part}", own, shapes[part], partial(_blocks, rounding, name, part))
-        yield Stream.of(f"{module}.weight_shape", to_block(torch.tensor(entry.shape)), "int64")
+        scales = rows, columns // (rounding.group or columns)
+        parts = {"weight_scale": (dtype, scales)}
+        if rounding.scheme.is_float:
+            parts["weight"] = "float8_e4m3fn", (rows, columns)
+        else:
+            parts["weight_packed"] = "int32", (rows, -(-columns * rounding.scheme.bits // 32))
+            yield Stream.of(f"{module}.weight_shape", to_block(torch.tensor(entry.shape)), "int64")
+        for part, (own, shape) in parts.items():
+            yield Stream(f"{module}.{part}", own, shape, partial(_blocks, rounding, name, part))
 
 
 def _blocks(rounding: _Rounding, name: str, part: str) -> Iterable[Block]:
@@ -299,37 +316,44 @@ def _blocks(rounding: _Rounding, name: str, part: str) -> Iterable[Block]:
 
 
 def write_quantized(
-    source: Source, out: Path, scheme: str, gram_of: Callable[[str, Place], Tensor | None], progress: Progress
+    source: Source, out: Path, name: str, gram_of: Callable[[str, Place], Tensor | None], progress: Progress
 ) -> Quantized:
     """Write a folder in few bits; `gram_of` gives the Gram of a matrix's input, or None to round it to the nearest."""
-    bits, group = SCHEMES[scheme], source.group
-    rounding = _Rounding(source, bits, group, gram_of)
+    scheme = SCHEMES[name]
+    group = source.group(scheme)
+    rounding = _Rounding(source, scheme, group, gram_of)
     streams = list(_streams(source, rounding))
     nbytes = sum(stream.nbytes for stream in streams)
     with fresh_folder(out, replace=None, nbytes=nbytes) as fresh:
-        with progress(f"rounding to {bits} bits", nbytes, "B") as advance:
+        with progress(f"rounding to {name}", nbytes, "B") as advance:
             write_weights(fresh, streams, advance)
         copied = [path for path in source.path.iterdir() if path.is_file() and path.suffix != ".safetensors"]
         files = {path.name: path.read_bytes() for path in copied if path.name not in _OTHER}
         if CARD in files:
-            files[CARD] += _said(scheme, rounding, len(source.places)).encode()
-        config = {**source.config, "quantization_config": _config(bits, group, source.ignored)}
+            files[CARD] += _said(name, rounding, len(source.places)).encode()
+        config = {**source.config, "quantization_config": _config(scheme, group, source.ignored)}
         write_files(fresh, {**files, "config.json": json_file(config)})
         _check(fresh, source)
     errors = {kind: (plain / whole, own / whole) for kind, (plain, own, whole) in rounding.errors.items() if whole}
     kept, done = len(source.ignored), rounding.by_statistics
-    return Quantized(out, scheme, group, len(source.places), done, kept, errors, nbytes)
+    return Quantized(out, name, group, len(source.places), done, kept, errors, nbytes)
 
 
-def _config(bits: int, group: int, ignored: Sequence[str]) -> dict[str, Any]:
+def _config(scheme: Scheme, group: int | None, ignored: Sequence[str]) -> dict[str, Any]:
     from compressed_tensors.quantization import QuantizationConfig
 
-    weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": group}
+    weights: dict[str, Any] = {"num_bits": scheme.bits, "symmetric": True}
+    layers: dict[str, Any] = {"targets": ["Linear"], "weights": weights}
+    if scheme.is_float:
+        weights |= {"type": "float", "strategy": "channel"}
+        layers["input_activations"] = {**weights, "strategy": "token", "dynamic": True}
+    else:
+        weights |= {"type": "int", "strategy": "group", "group_size": group}
     config = {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
+        "format": "float-quantized" if scheme.is_float else "pack-quantized",
         "quantization_status": "compressed",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "config_groups": {"group_0": layers},
         "ignore": [*ignored],
     }
     QuantizationConfig.model_validate(config)
@@ -339,8 +363,8 @@ def _config(bits: int, group: int, ignored: Sequence[str]) -> dict[str, Any]:
 def _check(folder: Path, source: Source) -> None:
     """Count what was written against the plan (CheckpointError: a matrix is missing, or another one is in few bits)."""
     written = {name for path in folder.glob("*.safetensors") for name in read_header(path).tensors}
-    packed = {name.removesuffix("_packed") for name in written if name.endswith(".weight_packed")}
-    kept = {name for name in written if not re.search(r"\.weight_(packed|scale|shape)$", name)}
+    packed = {name.removesuffix("_scale") for name in written if name.endswith(".weight_scale")}
+    kept = {name for name in written if not re.search(r"\.weight_(packed|scale|shape)$", name)} - packed
     if packed != {*source.places} or kept != {*source.entries} - packed:
         raise CheckpointError(
             f"{len(packed)} matrices are in few bits, and {len(source.places)} were to be", "report this"
@@ -348,10 +372,11 @@ def _check(folder: Path, source: Source) -> None:
 
 
 def _said(scheme: str, rounding: _Rounding, matrices: int) -> str:
+    scales = f"in groups of {rounding.group} columns" if rounding.group else "with a scale for each row"
     by = rounding.by_statistics
     how = f"{by} of them by GPTQ with the members' statistics, the others " if by else ""
     return (
-        f"\n## In few bits\n\n{matrices} matrices are rounded to {scheme}, in groups of {rounding.group} columns: "
+        f"\n## In few bits\n\n{matrices} matrices are rounded to {scheme}, {scales}: "
         f"{how}to the nearest. They load where compressed-tensors is installed. All above is of the composition that "
         "this was made from, which has the `composition.json`.\n"
     )

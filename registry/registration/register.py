@@ -28,6 +28,7 @@ from registry.registration.summary_store import keep_summary
 from registry.registration.without_table import NOTE, check_without_table
 from registry.statistics.collect import (
     carried_statistics,
+    carries_statistics,
     collect,
     evidence_of,
     own_text,
@@ -185,6 +186,8 @@ def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint
     calibration = text_calibration(checkpoint, candidate.request.data, settings, workspace.progress)
     collected = carried_statistics(hashed) if calibration is None else None
     self_sampled = calibration is None and collected is None
+    if calibration is not None and carries_statistics(checkpoint):
+        remark(workspace.progress, f"{checkpoint.label} carries statistics, in whose place new ones are made of --data")
     if collected is not None and collected.calibration is None and request.keep_calibration:
         remark(
             workspace.progress,

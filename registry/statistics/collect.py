@@ -85,6 +85,11 @@ def text_calibration(
     return calibration
 
 
+def carries_statistics(checkpoint: Checkpoint) -> bool:
+    """Tell whether a checkpoint's folder has statistics."""
+    return own_file(checkpoint.folder, statistics_file.FILE_NAME) is not None
+
+
 def carried_statistics(hashed: HashedCheckpoint) -> Collected | None:
     """Return the statistics in a checkpoint's folder, or None (CheckpointError: contradictory, or of other weights)."""
     checkpoint = hashed.checkpoint

@@ -18,7 +18,7 @@ from registry.calibration import Calibration
 from registry.checkpoint import Checkpoint
 from registry.errors import CalibrationError
 from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, HEAD_INPUT, MLP_INPUT, SITES
-from registry.io.process import defer_sigint
+from registry.io.process import defer_interrupts
 from registry.maths.digits import Splitter
 from registry.maths.gram import GramAccumulator
 from registry.maths.statistics import Statistics
@@ -46,7 +46,7 @@ class RunningSums:
 
         (ValueError: an activation that counts is NaN or infinite, or the sums leave 64-bit integers.)
         """
-        with defer_sigint():
+        with defer_interrupts():
             self.broken = True
             if runs:
                 self._sums.add([rows[run] for run in runs])  # views of the rows that count, not copied

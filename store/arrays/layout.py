@@ -25,8 +25,9 @@ CARRIERS = {
     "int32": ("int32", 4),
     "int64": ("int64", 8),
     "uint8": ("uint8", 1),
+    "float8_e4m3fn": ("uint8", 1),
 }
-"""True dtype → (the dtype zarr stores, bytes per element). zarr has no bfloat16: its bits are stored as uint16."""
+"""True dtype → (the dtype zarr stores, bytes per element). zarr has no bfloat16 or float8: their bits are stored."""
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,8 @@ def _hears_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _interrupt(words: Sequence[str], folder: Path) -> tuple[int, str, str]:
-    """Run a command, interrupt it once its pass runs, and return its exit code, stdout and stderr."""
+def _interrupt(words: Sequence[str], folder: Path, number: signal.Signals) -> tuple[int, str, str]:
+    """Run a command, send it a signal once its pass runs, and return its exit code, stdout and stderr."""
     with subprocess.Popen(
         [sys.executable, "-m", "cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
         env=ENVIRONMENT, preexec_fn=_hears_interrupts,
@@ -74,20 +74,22 @@ def _interrupt(words: Sequence[str], folder: Path) -> tuple[int, str, str]:
         while "libtorch" not in mapped.read_text() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
         time.sleep(4)  # torch is imported, and the pass runs
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         stdout, stderr = process.communicate(timeout=120)
     return process.returncode, stdout, stderr
 
 
 @pytest.mark.check
 @pytest.mark.trust(after=1)
-@pytest.mark.parametrize("as_json", [False, True])
-def test_interrupted_pass_ends_with_130_and_leaves_no_half_output(zoo: Zoo, tmp_path: Path, as_json: bool) -> None:
+@pytest.mark.parametrize(("number", "as_json"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
+def test_interrupted_pass_ends_with_130_and_leaves_no_half_output(
+    zoo: Zoo, tmp_path: Path, number: signal.Signals, as_json: bool
+) -> None:
     Registry(tmp_path / "home").close()
     words = ["--home", "home", "add-expert", "code", zoo.experts["code"], "--data", zoo.train["code"]]
     words += ["--tokens", 5_000_000, "--seq-len", 16, "--batch-size", 1, *(["--json"] if as_json else [])]
     for _ in range(3):
-        code, stdout, stderr = _interrupt([*map(str, words)], tmp_path)
+        code, stdout, stderr = _interrupt([*map(str, words)], tmp_path, number)
         if "Exception ignored in" not in stderr:  # Python drops an interrupt that comes while it deletes an object
             break
         shutil.rmtree(tmp_path / "home")

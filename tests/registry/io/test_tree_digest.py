@@ -85,7 +85,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "overlap": (described({"a": ENTRY, "b": ENTRY}, b"ab"), "begins at byte"),
     "more bytes": (described({"a": ENTRY}, b"abc"), "its tensors end at byte"),
     "fewer bytes": (described({"a": ENTRY}, b"a"), "its tensors end at byte"),
-    "dtype": (described({"a": ENTRY | {"dtype": "F8_E4M3"}}, b"ab"), "dtype F8_E4M3, which no composition has"),
+    "dtype": (described({"a": ENTRY | {"dtype": "F8_E5M2"}}, b"ab"), "dtype F8_E5M2, which no composition has"),
 }
 
 

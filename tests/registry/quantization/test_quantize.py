@@ -12,33 +12,39 @@ from registry import Recipe, Registry
 from registry.composition.manifest import ComposedFolder
 from registry.errors import CheckpointError, ConflictError, IncompatibleError, InvalidInputError, OutputError
 from registry.families.sites import ATTENTION_INPUT, ATTENTION_OUTPUT, MLP_INPUT
-from registry.maths.gptq import gptq, inverse_factor, nearest
+from registry.maths.gptq import Grid, gptq, inverse_factor, nearest
 from registry.member import load_member
 from registry.progress import silent
 from registry.quantization.quantize import Source, write_quantized
+from registry.quantization.schemes import SCHEMES
 from tests.conftest import SETTINGS, Zoo
 from tests.models import logits, make_model, save_checkpoint, train_tokenizer
 
 pytest.importorskip("compressed_tensors")
 
 PAIR = ["code", "german"]
+GRIDS = {"w4a16": Grid.integers(4), "w8a16": Grid.integers(8), "fp8": Grid.float8()}
 
 
-def unpacked(tensors: dict[str, torch.Tensor], module: str, bits: int) -> torch.Tensor:
-    """Return the weights that packed tensors stand for."""
+def unpacked(tensors: dict[str, torch.Tensor], module: str, scheme: str) -> torch.Tensor:
+    """Return the weights that packed tensors, or those in float8, stand for."""
     from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 
-    shape = torch.Size(tensors[f"{module}.weight_shape"].tolist())
-    integers = unpack_from_int32(tensors[f"{module}.weight_packed"], bits, shape)
+    if scheme == "fp8":
+        numbers = tensors[f"{module}.weight"]
+        assert numbers.dtype == torch.float8_e4m3fn
+    else:
+        shape = torch.Size(tensors[f"{module}.weight_shape"].tolist())
+        numbers = unpack_from_int32(tensors[f"{module}.weight_packed"], SCHEMES[scheme].bits, shape)
     scales = tensors[f"{module}.weight_scale"]
-    weights: torch.Tensor = integers.float() * scales.float().repeat_interleave(shape[1] // scales.shape[1], dim=1)
+    group = numbers.shape[1] // scales.shape[1]
+    weights: torch.Tensor = numbers.float() * scales.float().repeat_interleave(group, dim=1)
     return weights
 
 
-@pytest.mark.parametrize(("scheme", "bits"), [("w4a16", 4), ("w8a16", 8)])
-def test_matrices_are_those_of_gptq_with_the_members_grams(
-    filled: Registry, tmp_path: Path, scheme: str, bits: int
-) -> None:
+@pytest.mark.parametrize("scheme", [*SCHEMES])
+def test_matrices_are_those_of_gptq_with_the_members_grams(filled: Registry, tmp_path: Path, scheme: str) -> None:
+    """Of integers; float8 is to the nearest."""
     filled.compose(PAIR, tmp_path / "moe")
     made = filled.quantize(tmp_path / "moe", tmp_path / "few", scheme)
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("moe", "few"))
@@ -51,14 +57,15 @@ def test_matrices_are_those_of_gptq_with_the_members_grams(
             for name in ("w1", "w2", "w3"):
                 module = f"{at}.block_sparse_moe.experts.{expert}.{name}"
                 weight = before[f"{module}.weight"]
-                expected = nearest(weight, bits, made.group, torch.float32)
-                if name != "w2" and not is_added:
+                group = made.group or weight.shape[1]
+                expected = nearest(weight, GRIDS[scheme], group, torch.float32)
+                if name != "w2" and not is_added and scheme != "fp8":
                     own = member.statistics(MLP_INPUT, number - 1).gram
                     gram = torch.eye(weight.shape[1], dtype=torch.float64) * own.diagonal().mean()
                     gram[:hidden, :hidden] = own
-                    expected = gptq(weight, inverse_factor(gram), bits, made.group, torch.float32)
+                    expected = gptq(weight, inverse_factor(gram), GRIDS[scheme], group, torch.float32)
                     by_statistics += 1
-                assert torch.equal(unpacked(after, module, bits), expected.weights)
+                assert torch.equal(unpacked(after, module, scheme), expected.weights)
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             module = f"{at}.self_attn.{name}"
             if is_added:
@@ -70,29 +77,29 @@ def test_matrices_are_those_of_gptq_with_the_members_grams(
             weight = before[f"{module}.weight"]
             gram = torch.eye(weight.shape[1], dtype=torch.float64) * own.diagonal().mean()
             gram[: len(own), : len(own)] = own
-            assert torch.equal(
-                unpacked(after, module, bits),
-                gptq(weight, inverse_factor(gram), bits, made.group, torch.float32).weights,
-            )
-            by_statistics += 1
+            group = made.group or weight.shape[1]
+            if scheme == "fp8":
+                expected = nearest(weight, GRIDS[scheme], group, torch.float32)
+            else:
+                expected = gptq(weight, inverse_factor(gram), GRIDS[scheme], group, torch.float32)
+                by_statistics += 1
+            assert torch.equal(unpacked(after, module, scheme), expected.weights)
     assert made.by_statistics == by_statistics
-    kept = {name for name in after if name.endswith(".weight")}
-    packed = [name for name in after if name.endswith(".weight_packed")]
-    assert len(packed) == made.matrices
+    rounded = {name.removesuffix("_scale") for name in after if name.endswith(".weight_scale")}
+    kept = {name for name in after if name.endswith(".weight")} - rounded
+    assert len(rounded) == made.matrices
     assert made.kept == 2 * 4 + (layers + 2) + 1  # attention of the added layers, routers, the head
-    assert kept | {name.removesuffix("_packed") for name in packed} | {
-        name for name in before if "self_attn" in name
-    } == {*before}
+    assert kept | rounded | {name for name in before if "self_attn" in name} == {*before}
     assert all(torch.equal(after[name], before[name]) for name in kept)
     assert all(own < plain for plain, own in made.errors.values())
-    assert {*made.errors} == {"experts", "attention"}
+    assert {*made.errors} == (set() if scheme == "fp8" else {"experts", "attention"})
 
 
 @pytest.mark.check
 @pytest.mark.parametrize("recipe", [Recipe(), Recipe(host="qwen3_moe"), Recipe(to="dense", trunk="mean")])
-@pytest.mark.parametrize(("scheme", "bits"), [("w4a16", 4), ("w8a16", 8)])
+@pytest.mark.parametrize("scheme", [*SCHEMES])
 def test_transformers_loads_the_rounded_matrices(
-    registry: Registry, zoo: Zoo, tmp_path: Path, recipe: Recipe, scheme: str, bits: int
+    registry: Registry, zoo: Zoo, tmp_path: Path, recipe: Recipe, scheme: str
 ) -> None:
     family = "qwen3" if recipe.host == "qwen3_moe" else "llama"
     for number, name in enumerate(PAIR, start=901):
@@ -102,14 +109,20 @@ def test_transformers_loads_the_rounded_matrices(
     registry.quantize(tmp_path / "whole", tmp_path / "few", scheme)
     whole, few = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "few"))
     for name in whole:
-        if f"{name}_packed" in few:
-            whole[name] = unpacked(few, name.removesuffix(".weight"), bits)
+        if f"{name}_scale" in few:
+            whole[name] = unpacked(few, name.removesuffix(".weight"), scheme)
     ids = torch.arange(1, 65)[None]
     exact = logits(tmp_path / "whole", ids)
     save_file(whole, tmp_path / "whole" / "model.safetensors", {"format": "pt"})
-    found = logits(tmp_path / "few", ids)
-    assert torch.equal(found, logits(tmp_path / "whole", ids))
+    rounded, found = logits(tmp_path / "whole", ids), logits(tmp_path / "few", ids)
     assert not torch.equal(found, exact)
+    if scheme == "fp8":  # attention's inputs are rounded too, a scale a token
+        assert not torch.equal(found, rounded)
+        config = json.loads((tmp_path / "few" / "config.json").read_text())
+        config["quantization_config"]["dequantize"] = True  # whole weights, so that no input is rounded
+        (tmp_path / "few" / "config.json").write_text(json.dumps(config))
+        found = logits(tmp_path / "few", ids)
+    assert torch.equal(found, rounded)
 
 
 def test_without_statistics_everything_is_rounded_to_the_nearest(filled: Registry, tmp_path: Path) -> None:
@@ -136,8 +149,8 @@ def test_what_cannot_be_is_refused_before_anything_is_written(filled: Registry, 
     with pytest.raises(IncompatibleError, match="brings a modelling file"):
         filled.quantize(moe, out)
     filled.compose(PAIR, moe, force=True)
-    with pytest.raises(InvalidInputError, match="'fp8' is not one of"):
-        filled.quantize(moe, out, "fp8")
+    with pytest.raises(InvalidInputError, match="'fp4' is not one of"):
+        filled.quantize(moe, out, "fp4")
     assert not out.exists()
     filled.quantize(moe, out)
     with pytest.raises(OutputError, match="exists and is not empty"):

@@ -115,12 +115,16 @@ def test_same_counts_are_the_same_version(registry: Registry, bare: Path, zoo: Z
     _, collected = collect_to(bare, bare, data=data, settings=COUNTS, keep_calibration=keep)
     assert (collected.sites, collected.tokens) == ({}, 512)
     assert not registry.add_expert("code", bare).added
-    with Registry(tmp_path / "other") as elsewhere:
+    told = Remarks()
+    with Registry(tmp_path / "other", progress=told) as elsewhere:
         carried = elsewhere.add_expert("code", bare)
+        assert "carries statistics" not in told.text
         assert carried.version.digest == direct.version.digest
         assert carried.version.statistics == direct.version.statistics
         assert not carried.self_sampled
         assert links(elsewhere, "code") == links(registry, "code")
+        elsewhere.add_expert("code", bare, data=data, settings=COUNTS)
+        assert "carries statistics, in whose place new ones are made of --data" in told.text
 
 
 @pytest.mark.check
