@@ -145,9 +145,11 @@ def mixtures(bench: Bench) -> Figures:
     with Registry(bench.home(FREE)) as registry:
         register_shared(registry, bench)
         for number, (name, (recipe, domains)) in enumerate(MIXTURES.items()):
-            start, folders[name] = (bench.work / "folders" / f"{which}-{number}" for which in ("start", "trained"))
-            for folder in (start, folders[name]):
-                shutil.rmtree(folder, ignore_errors=True)
+            names = (f"mixture-{number}-{which}-{bench.tokens}" for which in ("start", "trained"))
+            start, folders[name] = (bench.work / "folders" / own for own in names)
+            if folders[name].exists():  # of an earlier run that ended in another mixture
+                continue
+            shutil.rmtree(start, ignore_errors=True)
             registry.compose(list(NEAR), start, recipe)
             settings = MixtureTraining("all", **bench.mixed_training())
             data = [str(bench.text(domain, "train")) for domain in domains]
