@@ -13,7 +13,8 @@ PROCESSES, OPERATIONS = 3, 4
 
 
 @pytest.mark.check
-@pytest.mark.parametrize(("database", "arrays"), [("postgresql", "folder"), ("sqlite", "folder"), ("postgresql", "s3")])
+@pytest.mark.trust(after=2)
+@pytest.mark.parametrize(("database", "arrays"), [("postgresql", "s3"), ("sqlite", "folder"), ("postgresql", "folder")])
 def test_processes_at_once(tmp_path: Path, database: str, arrays: str) -> None:
     words = ["--processes", PROCESSES, "--operations", OPERATIONS, "--creations", 1, "--scratch", tmp_path]
     words += ["--database", database, "--arrays", arrays]

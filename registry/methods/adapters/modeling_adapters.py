@@ -153,6 +153,7 @@ class LowRank:
     def __init__(self, layer, kinds, tokens, tied=None):
         """Give the layer its parameters, with no value yet, and change what it gives from now on."""
         self.owner, self.kinds, self.tokens = tied or layer, kinds, tokens
+        self.factors, self.places = {}, None  # of experts, as they were read last, and where
         self.starts = [0, *accumulate(rank for rank, _, _ in kinds)]
         self.norms = [0, *accumulate(int(dora) for _, _, dora in kinds)]
         (self.outputs, inputs), dtype = layer.weight.shape, layer.weight.dtype
@@ -170,14 +171,15 @@ class LowRank:
         """
         x, embeds = args[0], isinstance(layer, nn.Embedding)
         groups = self.tokens.of(y.numel() // y.shape[-1])
+        if groups and groups[0][1] is None:  # all tokens have one expert
+            if self.kinds[groups[0][0]][0]:
+                y.add_(self._change(layer, groups[0][0], x, y))
+            return
         shared = any(share is not None for _, _, share in groups)
         plain = y.clone() if shared and self.norms[-1] else y  # DoRA is of what no other expert has changed
         for expert, tokens, share in groups:
             if not self.kinds[expert][0]:
                 continue
-            if tokens is None:
-                y.add_(self._change(layer, expert, x, y))
-                return
             flat, is_run = y.view(-1, y.shape[-1]), isinstance(tokens, slice)
             tokens = tokens if is_run else tokens.to(x.device)
             own = x.reshape(-1) if embeds else x.reshape(-1, x.shape[-1])
@@ -190,16 +192,30 @@ class LowRank:
             else:
                 flat.index_add_(0, tokens, change)
 
+    def _factors(self, expert):
+        """Return A of an expert, (r_e, I), and B, (O, r_e): views, kept while no gradient is asked for."""
+        down, up = self.owner.lora_A, self.owner.lora_B
+        keeps = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if keeps:
+            places = down.data_ptr(), up.data_ptr()
+            if places != self.places:  # a model that has moved has other arrays
+                self.factors, self.places = {}, places
+            if expert in self.factors:
+                return self.factors[expert]
+        rank, start = self.kinds[expert][0], self.starts[expert]
+        found = down[start : start + rank], up[start * self.outputs : (start + rank) * self.outputs].view(-1, rank)
+        if keeps:
+            self.factors[expert] = found
+        return found
+
     def _change(self, layer, expert, x, y):
         """Return what an expert adds to y, (..., O), in its dtype; only DoRA needs the values of y."""
-        (rank, scaling, dora), start = self.kinds[expert], self.starts[expert]
-        down = self.owner.lora_A[start : start + rank]
-        up = self.owner.lora_B[start * self.outputs : (start + rank) * self.outputs].view(-1, rank)
+        (_, scaling, dora), (down, up) = self.kinds[expert], self._factors(expert)
         if isinstance(layer, nn.Embedding):
             inner, up = nn.functional.embedding(x, up), down.T
             scaling = scaling * float(getattr(layer, "embed_scale", 1.0))  # what some classes multiply rows by
         else:
-            inner = nn.functional.linear(x.to(down.dtype), down)
+            inner = nn.functional.linear(x if x.dtype == down.dtype else x.to(down.dtype), down)
         if frexp(scaling)[0] == 0.5:  # a power of two changes no bit of the larger product, and few numbers here
             change = nn.functional.linear(inner * scaling, up)
         else:
@@ -208,7 +224,7 @@ class LowRank:
             size = self.owner.lora_magnitude[self.norms[expert]]
             plain = y.clone() if layer.bias is None else y - layer.bias  # a gradient needs it, and y will change
             change = (size - 1) * plain + size * change
-        return change.to(y.dtype)
+        return change if change.dtype == y.dtype else change.to(y.dtype)
 
 
 class OwnVectors:

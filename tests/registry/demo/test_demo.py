@@ -78,6 +78,7 @@ def test_demo_that_ended_is_shown_again_and_replaced_only_where_asked(demo: Path
     assert [path.name for path in demo.iterdir()] == ["demo.json"]
 
 
+@pytest.mark.trust
 def test_interrupted_demo_goes_on_with_the_models_that_were_trained(
     demo: Path, demo_result: DemoResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:

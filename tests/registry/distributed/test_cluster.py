@@ -151,6 +151,7 @@ def test_statistics_are_those_of_one_pass(
     assert seen.done["collecting"] == seen.totals["collecting"] == SETTINGS.tokens
 
 
+@pytest.mark.trust
 def test_a_node_that_is_removed_in_the_middle_changes_nothing(
     zoo: Zoo,
     alone: bytes,

@@ -62,6 +62,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {  # what is changed of the
 
 
 @pytest.mark.check(after=4)
+@pytest.mark.trust(after=12)
 @pytest.mark.parametrize("family", CASES)
 def test_folder_has_the_logits_of_peft(family: str, zoo: Zoo, tokenizer: Any, tmp_path: Path) -> None:
     changes, targets = CASES[family]
