@@ -68,7 +68,7 @@ def section(found: Found) -> Iterator[str]:
     yield f"in coordinates of our own, for {figures['size']['steps']} steps of 8 windows at a rate of"
     yield f"{TrainSettings().lr:g}, by the gradient over two experts. The paper has 1,000 steps, at 1e-5 (DUME+, one"
     yield "expert) and 1e-4 (BTX, two), and does not say that BTX trains gates alone."
-    yield f"Seeds of random routers and of trainings: {figures['size']['seeds']}; ± is their deviation."
+    yield f"Seeds of random routers and of trainings: {figures['size']['seeds']}; ± is their deviation, if any."
     yield ""
     yield from score_table(figures["scores"], figures["spread"])
 

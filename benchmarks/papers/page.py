@@ -69,8 +69,8 @@ def page(record: Mapping[str, Any]) -> str:
         ("How long it took", None, _seconds(found, record.get("whole"))),
     ):
         if lines := "\n".join(part):
-            own = found.get(first or "", {}).get("size", sizes[0])
-            text.append(f"## {title}\n\n" + ("" if own == sizes[0] else f"{_size(own)}\n\n") + f"{lines}\n")
+            usual, own = (_size(one) for one in (sizes[0], found.get(first or "", {}).get("size", sizes[0])))
+            text.append(f"## {title}\n\n" + ("" if own == usual else f"{own}\n\n") + f"{lines}\n")
     return "\n".join(text)
 
 

@@ -107,5 +107,5 @@ def score_table(
     yield f"| --- | {'---: | ' * len(domains)}".rstrip()
     for name, of in rows.items():
         more = (spread or {}).get(name, {})
-        cells = (f"{of[domain]:.2f}" + (f" ± {more[domain]:.2f}" if more else "") for domain in domains)
+        cells = (f"{of[domain]:.2f}" + (f" ± {more[domain]:.2f}" if any(more.values()) else "") for domain in domains)
         yield f"| {name} | {' | '.join(cells)} |"
