@@ -145,13 +145,13 @@ def mixtures(bench: Bench) -> Figures:
     with Registry(bench.home(FREE)) as registry:
         register_shared(registry, bench)
         for number, (name, (recipe, domains)) in enumerate(MIXTURES.items()):
-            names = (f"mixture-{number}-{which}-{bench.tokens}" for which in ("start", "trained"))
-            start, folders[name] = (bench.work / "folders" / own for own in names)
-            if folders[name].exists():  # of an earlier run that ended in another mixture
+            settings = MixtureTraining("all", **bench.mixed_training())
+            called = f"mixture-{number}-{settings.tokens}-{settings.batch_size}-{settings.lr:g}"
+            start, folders[name] = (bench.work / "folders" / f"{called}-{which}" for which in ("start", "trained"))
+            if folders[name].exists():  # of an earlier run, which was interrupted after it
                 continue
             shutil.rmtree(start, ignore_errors=True)
             registry.compose(list(NEAR), start, recipe)
-            settings = MixtureTraining("all", **bench.mixed_training())
             data = [str(bench.text(domain, "train")) for domain in domains]
             done = registry.train(start, folders[name], data, settings)
             print(f"{name}: {done.before:.4f}, {done.after:.4f}", flush=True)
