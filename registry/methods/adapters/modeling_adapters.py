@@ -83,7 +83,7 @@ class Tokens:
     Attributes:
         groups: (e, numbers of its tokens among the T, its shares of them) for each expert that has some. The numbers
             are None where all tokens have one expert, a slice for each run of its tokens where the runs are few, so
-            that no row is copied. The shares are (n, 1), or None: tokens that it has alone are a group of their own.
+            that no row is copied. The shares are (n, 1), or None where every token has one expert alone.
         length: S; of the head's, the number of those that it is asked for.
     """
 
@@ -121,19 +121,19 @@ class Tokens:
 
     @staticmethod
     def _grouped(chosen, shares):
-        flat, several = chosen.flatten(), []
-        if shares is not None and (shared := shares.flatten(0, 1).amax(dim=-1) < 1).any():
-            shares, flat = shares.flatten(0, 1) * shared[:, None], flat.masked_fill(shared, MASKED)
-            for e in (shares > 0).any(dim=0).nonzero()[:, 0].tolist():
-                at = shares[:, e].nonzero()[:, 0]
-                several.append((e, at, shares[at, e, None]))
+        if shares is not None and (shares.amax(dim=-1) < 1).any():
+            experts, tokens = shares.flatten(0, 1).T.nonzero(as_tuple=True)
+            owners, counts = (found.tolist() for found in experts.unique_consecutive(return_counts=True))
+            parts = zip(owners, tokens.split(counts), strict=True)
+            return [(e, at, shares.flatten(0, 1)[at, e, None]) for e, at in parts]
+        flat = chosen.flatten()
         runs, counts = (found.tolist() for found in flat.unique_consecutive(return_counts=True))
-        experts, ends = sorted({*runs} - {MASKED}), [0, *accumulate(counts)]
-        if len(experts) == 1 and not several:
+        experts, ends = sorted({*runs}), [0, *accumulate(counts)]
+        if len(experts) == 1:
             return [(experts[0], None, None)]
-        if len(runs) <= 2 * len(experts) and not several:
+        if len(runs) <= 2 * len(experts):
             return [(e, slice(*pair), None) for e, *pair in zip(runs, ends, ends[1:], strict=False)]
-        return [*((e, (flat == e).nonzero()[:, 0], None) for e in experts), *several]
+        return [(e, (flat == e).nonzero()[:, 0], None) for e in experts]
 
 
 class LowRank:
@@ -265,11 +265,11 @@ class OwnVectors:
             tokens, x_, y_ = tokens.to(x.device), *(one.transpose(1, 2) if turned else one for one in (x, y))
             at = tokens // length, tokens % length
             changed = self._forward(layer, own, x_[at][None])[0]
-            if share is None:
-                y_[at] = changed
-                continue
-            plain = y_.clone() if plain is None else plain
-            y_[at] += share.view(-1, *[1] * (changed.ndim - 1)).to(changed) * (changed - plain[at])
+            if share is not None:
+                plain = y_.clone() if plain is None else plain
+                share = share.view(-1, *[1] * (changed.ndim - 1)).to(changed)
+                changed = changed.where(share == 1, y_[at] + share * (changed - plain[at]))
+            y_[at] = changed
         return y
 
     def _forward(self, layer, own, x):
