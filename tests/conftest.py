@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import sqlite3
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -37,7 +38,7 @@ from tests.models import WORDS, make_model, save_checkpoint, sentences, train_to
 from tests.s3_server import S3Server
 from tests.s3_server import s3 as s3
 from tests.s3_server import s3_server as s3_server
-from tests.tiers import TIERS, tiers_of
+from tests.tiers import TIERS, drawn_place, tiers_of
 from tests.transformers4 import PLACE, Transformers4
 
 if TYPE_CHECKING:
@@ -109,9 +110,12 @@ ON_BOTH = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--catalog`, the database of homes without a named one, and `--tier`."""
+    """Add `--catalog`, the database of homes without a named one, `--tier` and `--until`."""
     parser.addoption("--catalog", choices=KINDS, help="all tests with the catalog in this database")
     parser.addoption("--tier", choices=TIERS, help="the tests of one tier alone (tests/tiers.py); default all")
+    parser.addoption(
+        "--until", type=int, help="begin no test from this time on (seconds since 1970); files in an order drawn by it"
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -132,6 +136,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         out |= {item for item in items if item.get_closest_marker("sqlite")}
     config.hook.pytest_deselected(items=list(out))
     items[:] = [item for item in items if item not in out]
+    if (until := config.getoption("until")) is not None:
+        items.sort(key=lambda item: drawn_place(until, item.nodeid))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what is left when the time is over."""
+    until = item.config.getoption("until")
+    if until is not None and time.time() >= until:
+        pytest.skip("no time is left")
 
 
 def pytest_collection_finish() -> None:

@@ -1,12 +1,17 @@
 """Proves: every case of every test is in one tier, cheap ones in the first, and marks and fixtures move it on."""
 
+import subprocess
+import sys
+import time
 from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.tiers import CHECKED, TIERS, tiers_of
+from tests.tiers import CHECKED, TIERS, drawn_place, tiers_of
 
 
 @dataclass(eq=False)
@@ -48,3 +53,22 @@ def test_later_cases_are_of_later_tiers() -> None:
 def test_what_starts_a_program_is_checked(fixture: str) -> None:
     assert tiers(Item("a.py::test_x", (), ("tmp_path", fixture))) == ["check"]
     assert tiers(Item("a.py::test_x", (pytest.mark.trust.mark,), (fixture,))) == ["trust"]
+
+
+def test_files_are_in_another_order_for_each_seed_and_whole() -> None:
+    cases = [f"tests/test_{name}.py::test_{number}" for name in "abcdef" for number in range(3)]
+    orders = {seed: sorted(cases, key=lambda case, seed=seed: drawn_place(seed, case)) for seed in range(8)}
+    assert len({tuple(order) for order in orders.values()}) > 1
+    for order in orders.values():
+        files = [case.partition("::")[0] for case in order]
+        assert len([1 for one, then in pairwise(files) if one != then]) == 5
+        assert [case for case in order if "test_a.py" in case] == cases[:3]
+
+
+@pytest.mark.check
+def test_nothing_begins_when_the_time_is_over() -> None:
+    tests = f"{__file__}::test_a_test_is_of_the_tier_it_is_marked_with"
+    asked = [sys.executable, "-m", "pytest", "-n0", "-q", "-rs", "--until", str(int(time.time())), tests]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
+    assert "no time is left" in done.stdout
+    assert "1 skipped" in done.stdout

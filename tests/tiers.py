@@ -7,6 +7,7 @@ A test is of the tier that it is marked with: `@pytest.mark.check`, or with `aft
 so `trust`. One that takes a fixture of `CHECKED` is of `check` at least.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable
 
@@ -37,6 +38,11 @@ def tiers_of(items: Iterable[pytest.Item]) -> dict[pytest.Item, str]:
                     tier = max(tier, at_least)
         tiers[item] = TIERS[tier]
     return tiers
+
+
+def drawn_place(seed: int, nodeid: str) -> bytes:
+    """Return by what to sort a case so that files are in an order drawn by a seed, and cases of one stay together."""
+    return hashlib.sha256(f"{seed} {nodeid.partition('::')[0]}".encode()).digest()
 
 
 def _catalog_kind(item: pytest.Item) -> str:

@@ -1,10 +1,11 @@
-"""How far compositions of a real model's experts hold: with little text, in long windows, in few bits.
+"""How far compositions of a real model's experts hold: with little text, of low rank, in long windows, in few bits.
 
     python -m benchmarks.real.curves --base FOLDER --adapters FOLDER [--corpora ../shared/corpora] [--work FOLDER]
 
 Of the domains that have an adapter, by --to moe and --to adapters: of experts that were registered with 128 to 24,576
-tokens of text, in windows of 256 to 4,096 tokens, and in bfloat16 and, by torchao (`pip install torchao==0.18.0`), in 8
-and 4 bits (of linear layers; experts of --to moe are not among them). A score is 100 for its own expert, in float32 and
+tokens of text, of the changes of rank 2 to 8 that are nearest to the adapters' own and of these, in windows of 256 to
+4,096 tokens, and in bfloat16 and, by torchao (`pip install torchao==0.18.0`), in 8 and 4 bits (of linear layers;
+experts of --to moe are not among them). A score is 100 for its own expert, in float32 and
 on the same windows; intervals are 95 %, paired bootstrap over windows. Prints a line of JSON a folder, and draws
 WORK/curves.svg. What is there is not measured again.
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TorchAoConfig
 
 from benchmarks.many_members import drawn, losses
@@ -28,6 +30,7 @@ from benchmarks.real.place import SIZES, WINDOW, Place, register, rows_of, windo
 from benchmarks.real.rows import one
 from registry import PassSettings, Recipe, Registry
 
+RANKS = (2, 4, 8, 16)  # the last is that of adapters as they are
 TEXT = (128, 512, 2048, 8192, 24_576)  # tokens of an expert's text
 LENGTHS = (256, 1024, 4096)  # tokens of a window
 MEASURED = 8192  # tokens of a domain
@@ -69,6 +72,29 @@ def texts(place: Place) -> Iterator[tuple[int, dict[str, str]]]:
                 settings, base = PassSettings(tokens=tokens, seq_len=WINDOW), place.base.absolute().name.lower()
                 registry.add_expert(name, place.adapter(domain), base=base, data=[data], settings=settings)
         yield tokens, names
+
+
+def of_rank(place: Place, rank: int) -> Place:
+    """Return the place with adapters of the changes of this rank that are nearest to its own, registered."""
+    work = place.work / f"rank-{rank}"
+    for name in place.domains:
+        if (out := work / "adapters" / f"dom_{name}").exists():
+            continue
+        config = json.loads((place.adapter(name) / "adapter_config.json").read_text())
+        tensors = load_file(place.adapter(name) / "adapter_model.safetensors")
+        for key in [key for key in tensors if "lora_A" in key]:
+            other = key.replace("lora_A", "lora_B")
+            (left, r), (right, s) = (torch.linalg.qr(one.double()) for one in (tensors[other], tensors[key].T))
+            u, sizes, v = torch.linalg.svd(r @ s.T)
+            tensors[key], tensors[other] = (sizes[:rank, None] * v[:rank]) @ right.T, left @ u[:, :rank]
+        out.mkdir(parents=True)
+        kept = {key: tensor.float().contiguous() for key, tensor in tensors.items()}
+        save_file(kept, out / "adapter_model.safetensors", {"format": "pt"})
+        scaled = {**config, "r": rank, "lora_alpha": config["lora_alpha"] * rank / config["r"]}
+        (out / "adapter_config.json").write_text(json.dumps(scaled))
+    there = replace(place, adapters=work / "adapters", work=work)
+    register(there)
+    return there
 
 
 def in_bits(folder: Path, kind: str) -> Any:
@@ -115,6 +141,15 @@ def lines(place: Place, done: set[tuple[str, str, str]]) -> Iterator[Line]:
                 with scratch_of(place) as out:
                     model = loaded(compose(place, list(names.values()), recipe, out))
                     yield line("text", tokens, row, lost(place, WINDOW, always(model)))
+    for rank in RANKS:
+        there = place if rank == RANKS[-1] else of_rank(place, rank)
+        for row, recipe in RECIPES.items():
+            if ("rank", str(rank), row) not in done:
+                with scratch_of(there) as out:
+                    model = loaded(compose(there, there.domains, recipe, out))
+                    yield line("rank", rank, row, lost(there, WINDOW, always(model)))
+        if ("rank", str(rank), OWN) not in done:
+            yield line("rank", rank, OWN, lost(there, WINDOW, lambda name, at=there: one(at, name).eval()))
     for row, recipe in RECIPES.items():
         with scratch_of(place) as out:
             folder = compose(place, place.domains, recipe, out)
@@ -142,6 +177,7 @@ def figure(told: list[Line]) -> str:
     """Return an SVG of what was printed."""
     titles = {
         "text": ("tokens of an expert's text", [str(tokens) for tokens in TEXT]),
+        "rank": ("rank of adapters", [str(rank) for rank in RANKS]),
         "length": ("tokens of a window", [str(length) for length in LENGTHS]),
         "bits": ("number format", list(BITS)),
     }
