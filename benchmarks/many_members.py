@@ -34,7 +34,7 @@ WINDOWS, WINDOW = 48, 256
 LEAST_TEXT = 200_000  # characters of a package that is a domain
 RECIPES = {
     "--to adapters": Recipe(to="adapters"),
-    "--to adapters --top-k 2": Recipe(to="adapters", top_k=2),
+    "--to adapters --top-k 1": Recipe(to="adapters", top_k=1),
     "--to moe": Recipe(),
 }
 

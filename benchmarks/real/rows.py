@@ -174,7 +174,7 @@ ROWS: dict[str, Load] = {
     "--to ensemble": composed(Recipe(to="ensemble")),
     "--to moe": composed(Recipe()),
     **IN_LLAMA,
-    "--to adapters --top-k 2": composed(Recipe(to="adapters", top_k=2)),
+    "--to adapters --top-k 1": composed(Recipe(to="adapters", top_k=1)),
     "--to adapters --no-base-member": composed(Recipe(to="adapters", no_base_member=True)),
     "--to adapters": composed(Recipe(to="adapters")),
 }

@@ -36,11 +36,12 @@ _KEYS = {
     "context_pairs": COUNT,
     "context_prefix": list_of(COUNT),
     "context_turns": list_of(list_of(COUNT)),
+    "context_next": list_of(COUNT),
     "context_nobody": Kind("a number of a member, or null", lambda value: value is None or type(value) is int),
     "routing_top_k": COUNT,
 } | {f"context_{name}": _SIZE for name in ("window", "fast", "alarm")}
 # Keys that the first folders lack.
-_LATER = ("context_pairs", "context_prefix", "context_turns", "context_nobody", "routing_top_k")
+_LATER = ("context_pairs", "context_prefix", "context_turns", "context_next", "context_nobody", "routing_top_k")
 
 
 class AdaptersHost(SequenceHost):

@@ -1,4 +1,4 @@
-"""A dense model with low-rank experts, of which each token has one. Written by expert-registry; Apache-2.0.
+"""A dense model with low-rank experts, of which a token has one or a few. Written by expert-registry; Apache-2.0.
 
 Every linear layer that an expert changed gives, for a token of expert e,
 
@@ -24,11 +24,12 @@ ALIKE n) for a window of n tokens: an expert that is a nat ahead of the others h
 adds the experts' changes, each times its share, and their vectors are averaged as the layer's own would give them.
 
 Masked tokens are no evidence, and distances leave them out. So are words of the chat template: the first tokens of a
-text where they are those of `context_prefix`, and tokens between messages, which `context_turns` lists. Where evidence
-says nothing, a token goes to the base model alone if it is a member, `context_nobody`. Keys and values of earlier
-tokens stay those of the experts that they had. What a cache holds beside them is one layer more (`RunningEvidence`),
-which the cache reorders, crops and repeats as it does the others. Beams, batches, padding on the left, training and
-gradient checkpointing work.
+text where they are those of `context_prefix`, and tokens between messages, which `context_turns` lists. What follows
+those of `context_next`, between an answer and the next question, is `context_window` tokens further from what stands
+before, for the first mean: a question may be of another subject. Where evidence says nothing, a token goes to the base
+model alone if it is a member, `context_nobody`. Keys and values of earlier tokens stay those of the experts that they
+had. What a cache holds beside them is one layer more (`RunningEvidence`), which the cache reorders, crops and repeats
+as it does the others. Beams, batches, padding on the left, training and gradient checkpointing work.
 
 Shapes: B sequences of S tokens, T = B * S tokens row by row; E experts; a linear layer of I inputs and O outputs; r_e
 the rank of expert e in it, R their sum; V tokens of the vocabulary; W windows, 1 or 2.
@@ -420,7 +421,7 @@ class AdaptersForCausalLM(DenseForCausalLM):
         seen = torch.cat([state.values[:, 0, :, 2].to(ids), new], dim=1) if past else new  # (B, P + S)
         told = seen[:, -ids.shape[1] - 1 :]
         told = told.masked_fill(self._is_template(seen, told.shape[1]), MASKED)  # what is evidence, and the one before
-        sums = self._sums(ids, told, state)
+        sums = self._sums(ids, told, self._begins_question(seen, ids.shape[1]), state)
         means = sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
         scores = means[:, 0]  # of (B, W, S, E), the slow window
         if self.config.context_fast:
@@ -485,6 +486,14 @@ class AdaptersForCausalLM(DenseForCausalLM):
                 found |= begins[:, -size:]
         return found
 
+    def _begins_question(self, seen, size):
+        """Tell which of the last tokens of a text are the last of `context_next`, (B, S) bool; `seen` is (B, P + S)."""
+        seen = seen[:, -size - len(self.config.context_next) :]
+        found = torch.full_like(seen, bool(self.config.context_next), dtype=torch.bool)
+        for number, token in enumerate(self.config.context_next):
+            found = nn.functional.pad(found[:, :-1], (1, 0), value=not number) & (seen == token)
+        return found[:, -size:]
+
     def _noticed(self, fast):
         """Return what speaks for and against each expert beyond the thresholds, (B, S, E).
 
@@ -530,16 +539,18 @@ class AdaptersForCausalLM(DenseForCausalLM):
         found[rows, self.pair_experts[at].long()] = self.pair_evidence[at]
         return (found - found.mean(dim=-1, keepdim=True)).view(*ids.shape, -1)
 
-    def _sums(self, ids, told, state):
+    def _sums(self, ids, told, anew, state):
         """Return the weighed sums up to each token, of evidence and then of ones, (B, W, S, E + 1).
 
-        With a(t) the tokens up to t over the window, token s counts exp(a(s) - a(t)) at token t, so that the sum is the
-        one at the token before times exp(-1 / window), plus what is new. In chunks of tokens that is one product of
+        With a(t) the tokens up to t over the window, and in the first 1 for each question after an answer, token s
+        counts exp(a(s) - a(t)) at token t, so that the sum is the one at the token before times exp(-1 / window), plus
+        what is new. In chunks of tokens that is one product of
         matrices and the sum at the end of the chunk before, which makes its cost grow with the text alone.
 
         Args:
             ids: the new tokens, (B, S).
             told: the same, `MASKED` where they are no evidence, and the one before them if there is one, (B, S + 1).
+            anew: of each whether a question begins after it, (B, S).
             state: of `_state`; None without a cache.
         """
         told = nn.functional.pad(told, (ids.shape[1] + 1 - told.shape[1], 0), value=MASKED)
@@ -561,8 +572,10 @@ class AdaptersForCausalLM(DenseForCausalLM):
         for number, window in enumerate(windows):
             past, rate, sums = pasts[:, number], 1 / window if window else 0.0, []
             every_new = (added if number else slow).split(CHUNK, dim=1)
-            for new, counted in zip(every_new, real.split(CHUNK, dim=1), strict=True):
-                age = rate * counted.cumsum(dim=1)  # (B, n), n tokens of a chunk
+            begins = anew.to(real) if window and not number else torch.zeros_like(real)
+            parts = zip(every_new, real.split(CHUNK, dim=1), begins.split(CHUNK, dim=1), strict=True)
+            for new, counted, begun in parts:
+                age = rate * counted.cumsum(dim=1) + begun.cumsum(dim=1)  # (B, n), n tokens of a chunk
                 weights = (
                     (age[:, None, :] - age[:, :, None]).clamp(max=0).exp().tril()
                 )  # of token s at token t, (B, n, n)

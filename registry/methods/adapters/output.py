@@ -30,6 +30,9 @@ MAX_BYTES = Option(
     limits=Limits(1.0), noun="max-bytes", unset="no limit", is_later=True, advanced=True,
 )  # fmt: skip
 
+SEVERAL = 2
+"""Experts that a token may have where `top_k` is not given."""
+
 NO_BASE_MEMBER = Option(
     "no_base_member", OptionKind.SWITCH,
     "Send no text to the base model alone, though it counted text of its own (`reg add-base --own-text`).", "",
@@ -44,20 +47,27 @@ _NOBODY = {
 
 
 class Adapters(Output):
-    """Adapters as they were trained, each token with one of them, chosen by the text so far.
+    """Adapters as they were trained, each token with one or a few of them, chosen by the text so far.
 
-    Options in recipes: with `top_k` a token whose text may be of several has up to so many, by shares; with
-    `no_base_member` no token goes to the base model alone.
+    Options in recipes: a token whose text may be of several has up to `top_k` of them, by shares; with `no_base_member`
+    no token goes to the base model alone.
     """
 
     name = "adapters"
-    options = (RANK, MAX_BYTES, CONTEXT_WINDOW, replace(TOP_K, unset="1", is_later=True), NO_BASE_MEMBER, DTYPE)
+    options = (
+        RANK,
+        MAX_BYTES,
+        CONTEXT_WINDOW,
+        replace(TOP_K, unset=str(SEVERAL), is_later=True),
+        NO_BASE_MEMBER,
+        DTYPE,
+    )
     words = "adapters side by side"
     called = "adapters"
     kind = "adapters"
     noun = "model of adapters"
     choice = "adapters on their base model"
-    clause = "LoRA experts as they are, one for each token"
+    clause = "LoRA experts as they are, one or two for each token"
     needs_code = True
     takes_any_family = True
     note = "LoRA experts as they are, on one base model"
@@ -82,7 +92,16 @@ class Adapters(Output):
         return base if found is None else found.ref
 
     def top_k(self, recipe: Recipe, count: int) -> int:
-        return 1 if recipe.top_k is None else recipe.top_k
+        return min(SEVERAL, count) if recipe.top_k is None else recipe.top_k
+
+    def document(self, recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
+        found = {**super().document(recipe, names), "top_k": self.top_k(recipe, len(names))}
+        if found["top_k"] == 1:  # earlier documents, whose default it was, are without it
+            del found["top_k"]
+        return found
+
+    def fields_of_document(self, document: Mapping[str, Any], host: str) -> dict[str, Any]:
+        return {"top_k": 1, **document}
 
     def plan(self, members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
         return adapters.make_adapters(members, base, recipe)
@@ -102,7 +121,7 @@ class Adapters(Output):
     def active_parameters(self, plan: Plan) -> int:
         dense = sum(tensor.elements for tensor in plan.tensors if tensor.part == TRUNK)
         largest = sorted(adapters.added_parameters(plan), reverse=True)
-        return dense + sum(largest[: self.top_k(plan.recipe, len(largest))])
+        return dense + sum(largest[: self.top_k(plan.recipe, len(plan.members))])
 
     def peak_bytes(self, plan: Plan) -> int:
         return super().peak_bytes(plan) + adapters.truncation_bytes(plan)

@@ -65,20 +65,28 @@ class AdapterPicker:
     def _scores(self, ids: Sequence[int], told: Sequence[int]) -> Float[Tensor, "E"]:
         """Return what the model compares at the last token, of the tokens at the places `told`."""
         config, past = self._config, torch.arange(len(told), dtype=torch.float64).flip(0)  # tokens ago
+        further = torch.tensor(self._questions_after(ids, told), dtype=torch.float64) * config["context_window"]
         plain = self._tensors["evidence"][[ids[at] for at in told]].double()  # (T, E), of each token of the text
         evidence = plain.clone()
         if self._count:
             self._add_pairs(evidence, ids, told)
 
-        def mean(window: float, evidence: Float[Tensor, "T E"]) -> Float[Tensor, "E"]:
+        def mean(window: float, evidence: Float[Tensor, "T E"], past: Float[Tensor, "T"]) -> Float[Tensor, "E"]:
             weights = torch.exp(-past / window) if window else torch.ones_like(past)
             return weights @ evidence / weights.sum()
 
-        scores = mean(config["context_window"], evidence)
+        scores = mean(config["context_window"], evidence, past + further)
         if config["context_fast"]:
-            fast, limits = mean(config["context_fast"], plain), self._tensors["thresholds"].double()
+            fast, limits = mean(config["context_fast"], plain, past), self._tensors["thresholds"].double()
             scores = context_scores(scores, fast, limits, config["context_alarm"])
         return scores
+
+    def _questions_after(self, ids: Sequence[int], told: Sequence[int]) -> list[int]:
+        """Return how many questions begin, each after an answer, between each of the places `told` and the end."""
+        begin = self._config.get("context_next") or []
+        starts = range(len(begin), len(ids) + 1 if begin else 0)
+        questions = [at for at in starts if list(ids[at - len(begin) : at]) == begin]
+        return [sum(question > at for question in questions) for at in told]
 
     def _add_pairs(self, evidence: Float[Tensor, "T E"], ids: Sequence[int], told: Sequence[int]) -> None:
         """Add what each token tells beside the one before it, where both are told."""

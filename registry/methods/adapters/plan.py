@@ -77,8 +77,9 @@ def config(plan: Plan) -> dict[str, Any]:
         "context_pairs": 0 if parts.pairs is None else len(parts.pairs[0]),
         "context_prefix": list(turns.before) if turns else [],
         "context_turns": [list(turn) for turn in between if turn and turn[0] in turns.special] if turns else [],
+        "context_next": list(turns.after) if turns and turns.after and turns.after[0] in turns.special else [],
         "context_nobody": len(plan.members) if nobody else None,
-        "routing_top_k": plan.output.top_k(plan.recipe, len(members)),
+        "routing_top_k": plan.output.top_k(plan.recipe, len(plan.members)),
         "vocab_size": plan.lead.architecture.vocab_size,
     }
 

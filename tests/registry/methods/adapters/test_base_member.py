@@ -149,12 +149,14 @@ def assert_template_is_no_evidence(folder: Path, model: Any) -> None:
     model.config.context_prefix = before
     between = [list(turns.between), list(turns.after)]
     assert model.config.context_turns == between
+    assert model.config.context_next == between[1]
     assert min(map(len, between)) > 2
     spans = [(before, False), (words[:9], True), (between[0], False), (words[:9], True), (between[1], False)]
     spans.append((words[9:], True))
     talk = [token for span, _ in spans for token in span]
     own = [number for number, written in enumerate(w for span, w in spans for _ in span) if written]
     alone = experts(model, [*words[:9], *words])
+    model.config.context_next = []
     for parts, padding in ((1, 0), (1, 5), (len(talk), 0), (4, 3)):
         found = experts(model, talk, parts, padding)
         assert [found[number] for number in own] == alone, (parts, padding)
@@ -162,11 +164,26 @@ def assert_template_is_no_evidence(folder: Path, model: Any) -> None:
     found = experts(model, talk)
     assert [found[number] for number in own] != alone  # the test can fail
     model.config.context_turns = between
+    assert_question_counts_more(model, turns, words)
     config = json.loads((folder / "config.json").read_text())
     pick = adapters.AdapterPicker(folder, config)
     for ids in (before + words, talk):
         for number in range(1, len(ids) + 1):
             assert pick(ids[:number]).number == experts(model, ids[:number])[-1]
+
+
+def assert_question_counts_more(model: Any, turns: Turns, words: list[int]) -> None:
+    """Check that the mean of a question after an answer is of a window further: what was before counts 1 / e."""
+    usual = [*turns.before, *words[:9] * 2, *turns.between, *words[:9], *turns.after, *words[9:]]
+    fast, model.config.context_fast = model.config.context_fast, 0.0
+    without = experts(model, usual)
+    model.config.context_next = list(turns.after)
+    found = experts(model, usual)
+    assert sum(found) > sum(without)  # the question's expert is number 1
+    assert found[: -len(words[9:])] == without[: -len(words[9:])]
+    for parts, padding in ((1, 5), (len(usual), 0), (4, 3)):
+        assert experts(model, usual, parts, padding) == found, (parts, padding)
+    model.config.context_fast = fast
 
 
 def test_base_model_without_a_template_writes_plain_text(zoo: Zoo, tmp_path: Path) -> None:

@@ -74,7 +74,9 @@ def folder(_home: Path) -> Path:
 @pytest.fixture
 def alone(folder: Path) -> Any:
     """A model of which each token has one expert."""
-    return loaded(folder)
+    model = loaded(folder)
+    model.adapter_gate.top_k = 1
+    return model
 
 
 @pytest.fixture(params=[1, 3], ids=["top 1", "top 3"])
@@ -216,9 +218,11 @@ def test_each_token_has_its_own_experts(model: Any) -> None:
 
 def test_shares_of_two_experts_are_sparsemax(registry: Registry, alone: Any, tmp_path: Path) -> None:
     """Of two it is (1 + z - z') / 2, from 0 to 1; whoever has a token alone has the logits as if nobody could share."""
-    plan = registry.compose(NAMES, tmp_path / "two", TO.replace(top_k=2))
+    plan, one = registry.compose(NAMES, tmp_path / "two", TO), registry.plan(NAMES, TO.replace(top_k=1))
     assert plan.document["recipe"]["top_k"] == 2
-    assert plan.active_parameters > registry.plan(NAMES, TO).active_parameters
+    assert "top_k" not in one.document["recipe"]  # as in documents of earlier releases
+    assert registry.plan(NAMES[:1], TO).document["recipe"] == one.document["recipe"]
+    assert plan.active_parameters > one.active_parameters
     assert "up to 2 adapters" in (tmp_path / "two" / "README.md").read_text()
     model = loaded(tmp_path / "two")
     with record_routing(alone) as (routing,):
