@@ -16,7 +16,7 @@ test: .venv/installed  ## what every change passes: five minutes on two cores
 	@$(call alone,$(BIN)/pytest --tier test)
 
 check: .venv/installed .transformers-4.57/installed .llama.cpp/installed  ## what CI runs after it: databases, buckets, Ray, browser, trainings
-	@$(call alone,$(BIN)/pytest --tier check $(if $(UNTIL),--until $(UNTIL)))
+	@$(call alone,$(BIN)/pytest --tier check $(if $(UNTIL),--until $(UNTIL) -rs))
 
 postgres: .venv/installed  ## the tests of registry, store and command line with every catalog in PostgreSQL
 	@$(call alone,$(BIN)/pytest --catalog postgresql tests/registry tests/store tests/cli)

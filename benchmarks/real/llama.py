@@ -45,7 +45,8 @@ def installed() -> Path:
             source.rename(partial / "llama.cpp")
             build = partial / "llama.cpp" / "build"
             less = [f"-D{option}=OFF" for option in _LEFT_OUT]
-            subprocess.run(["cmake", "-S", build.parent, "-B", build, "-DCMAKE_BUILD_TYPE=Release", *less], check=True)
+            less += ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON"]  # the folder will move
+            subprocess.run(["cmake", "-S", build.parent, "-B", build, *less], check=True)
             targets = ["--target", "llama-quantize", "llama-tokenize"]
             subprocess.run(["cmake", "--build", build, "-j", str(os.cpu_count()), *targets], check=True)
             partial.rename(PLACE)

@@ -120,7 +120,8 @@ def _skills(place: Place, names: Sequence[str]) -> list[str]:
         "",
         f"## Answers right to the letter, in %, among {', '.join(names)}",
         "",
-        "Greedy answers." + " A → B: a question of B after one of A and its answer." * (len(place.tasks) > 1),
+        f"Greedy answers to {place.size.prompts} questions each."
+        + " A → B: a question of B after one of A and its answer." * (len(place.tasks) > 1),
         *(BEFORE if before else ()),
         "",
         f"| | {' | '.join([*columns, *before])} |",

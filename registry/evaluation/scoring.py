@@ -93,7 +93,7 @@ class Model:
             shared: int = sum(members[0][key] for key in common)
             return min(self.parameters, largest + shared)
         if factors := adapter_sizes(self.loaded):
-            return self.parameters - sum(factors) + max(factors)
+            return self.parameters - sum(factors) + sum(sorted(factors)[-(self.experts_per_token or 1) :])
         idle = 0
         for gate in gates(self.loaded, every=True) if self.routers else ():
             experts = sum(weight.numel() for weight in gate.block.get_submodule("experts").parameters())

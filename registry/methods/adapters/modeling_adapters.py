@@ -25,11 +25,12 @@ adds the experts' changes, each times its share, and their vectors are averaged 
 
 Masked tokens are no evidence, and distances leave them out. So are words of the chat template: the first tokens of a
 text where they are those of `context_prefix`, and tokens between messages, which `context_turns` lists. What follows
-those of `context_next`, between an answer and the next question, is `context_window` tokens further from what stands
-before, for the first mean: a question may be of another subject. Where evidence says nothing, a token goes to the base
-model alone if it is a member, `context_nobody`. Keys and values of earlier tokens stay those of the experts that they
-had. What a cache holds beside them is one layer more (`RunningEvidence`), which the cache reorders, crops and repeats
-as it does the others. Beams, batches, padding on the left, training and gradient checkpointing work.
+those of `context_next`, between an answer (or a system message) and the next question, is `context_window` tokens
+further from what stands before, for the first mean: a question may be of another subject. Where evidence says nothing,
+a token goes to the base model alone if it is a member, `context_nobody`. Keys and values of earlier tokens stay those
+of the experts that they had. What a cache holds beside them is one layer more (`RunningEvidence`), which the cache
+reorders, crops and repeats as it does the others. Beams, batches, padding on the left, training and gradient
+checkpointing work.
 
 Shapes: B sequences of S tokens, T = B * S tokens row by row; E experts; a linear layer of I inputs and O outputs; r_e
 the rank of expert e in it, R their sum; V tokens of the vocabulary; W windows, 1 or 2.
@@ -544,8 +545,8 @@ class AdaptersForCausalLM(DenseForCausalLM):
 
         With a(t) the tokens up to t over the window, and in the first 1 for each question after an answer, token s
         counts exp(a(s) - a(t)) at token t, so that the sum is the one at the token before times exp(-1 / window), plus
-        what is new. In chunks of tokens that is one product of
-        matrices and the sum at the end of the chunk before, which makes its cost grow with the text alone.
+        what is new. In chunks of tokens that is one product of matrices and the sum at the end of the chunk before,
+        which makes its cost grow with the text alone.
 
         Args:
             ids: the new tokens, (B, S).

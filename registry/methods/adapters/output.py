@@ -58,7 +58,7 @@ class Adapters(Output):
         RANK,
         MAX_BYTES,
         CONTEXT_WINDOW,
-        replace(TOP_K, unset=str(SEVERAL), is_later=True),
+        replace(TOP_K, unset=str(SEVERAL)),
         NO_BASE_MEMBER,
         DTYPE,
     )
@@ -67,7 +67,7 @@ class Adapters(Output):
     kind = "adapters"
     noun = "model of adapters"
     choice = "adapters on their base model"
-    clause = "LoRA experts as they are, one or two for each token"
+    clause = "LoRA experts as they are, one or a few for each token"
     needs_code = True
     takes_any_family = True
     note = "LoRA experts as they are, on one base model"
@@ -95,13 +95,7 @@ class Adapters(Output):
         return min(SEVERAL, count) if recipe.top_k is None else recipe.top_k
 
     def document(self, recipe: Recipe, names: Sequence[str]) -> dict[str, Any]:
-        found = {**super().document(recipe, names), "top_k": self.top_k(recipe, len(names))}
-        if found["top_k"] == 1:  # earlier documents, whose default it was, are without it
-            del found["top_k"]
-        return found
-
-    def fields_of_document(self, document: Mapping[str, Any], host: str) -> dict[str, Any]:
-        return {"top_k": 1, **document}
+        return super().document(recipe, names) | {"top_k": self.top_k(recipe, len(names))}
 
     def plan(self, members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
         return adapters.make_adapters(members, base, recipe)
@@ -167,11 +161,11 @@ class Adapters(Output):
             )
 
     def separating(self, recipe: Settings, top_k: int | None, count: int) -> tuple[str, Sequence[str]] | None:
-        if (top_k or 1) > 1 or count < 2:
+        if int(recipe["top_k"]) > 1 or count < 2:
             return None
         return "Let a token whose text may be of both have both.", ("--top-k", "2")
 
     def sentences(self, document: Mapping[str, Any]) -> list[str]:
-        most = document["recipe"].get("top_k", 1)
+        most = document["recipe"]["top_k"]
         own = "one" if most == 1 else f"up to {most}"
         return [f"{counted(len(document['members']), 'adapter')} on their base model, {own} for each token"]

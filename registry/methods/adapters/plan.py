@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from registry.calibration.calibration import Turns
 from registry.checkpoint.version_files import base_of_adapter
 from registry.composition.compatibility import make_subset
 from registry.composition.low_rank import NONE, Change, Changes, Kind, Ranks, changes_of, choose_ranks
@@ -77,11 +78,18 @@ def config(plan: Plan) -> dict[str, Any]:
         "context_pairs": 0 if parts.pairs is None else len(parts.pairs[0]),
         "context_prefix": list(turns.before) if turns else [],
         "context_turns": [list(turn) for turn in between if turn and turn[0] in turns.special] if turns else [],
-        "context_next": list(turns.after) if turns and turns.after and turns.after[0] in turns.special else [],
+        "context_next": _before_questions(turns) if turns else [],
         "context_nobody": len(plan.members) if nobody else None,
         "routing_top_k": plan.output.top_k(plan.recipe, len(plan.members)),
         "vocab_size": plan.lead.architecture.vocab_size,
     }
+
+
+def _before_questions(turns: Turns) -> list[int]:
+    """Return the tokens between an answer and the next question, if nothing else has them."""
+    after, between = list(turns.after), list(turns.between)
+    is_also_in_others = any(between[at : at + len(after)] == after for at in range(len(between)))
+    return after if after and after[0] in turns.special and not is_also_in_others else []
 
 
 def make_adapters(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:
