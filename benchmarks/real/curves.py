@@ -15,7 +15,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,11 @@ def lost(place: Place, length: int, model: Callable[[str], Any]) -> Found:
     """Return the losses of each domain's windows of so many tokens, by the model of that domain."""
     place = replace(place, size=replace(place.size, windows=MEASURED // length))
     return {name: losses(model(name), windows_of(place, name, length)).tolist() for name in place.domains}
+
+
+def alone(place: Place, name: str) -> Any:
+    """Return the expert of a domain."""
+    return one(place, name).eval()
 
 
 def always(model: Any) -> Callable[[str], Any]:
@@ -126,7 +131,7 @@ def lines(place: Place, done: set[tuple[str, str, str]]) -> Iterator[Line]:
 
     @cache
     def own(length: int) -> Found:
-        return lost(place, length, lambda name: one(place, name).eval())
+        return lost(place, length, partial(alone, place))
 
     def line(panel: str, at: object, row: str, found: Found, length: int = WINDOW) -> Line:
         low, high = interval(own(length), found)
@@ -149,7 +154,7 @@ def lines(place: Place, done: set[tuple[str, str, str]]) -> Iterator[Line]:
                     model = loaded(compose(there, there.domains, recipe, out))
                     yield line("rank", rank, row, lost(there, WINDOW, always(model)))
         if ("rank", str(rank), OWN) not in done:
-            yield line("rank", rank, OWN, lost(there, WINDOW, lambda name, at=there: one(at, name).eval()))
+            yield line("rank", rank, OWN, lost(there, WINDOW, partial(alone, there)))
     for row, recipe in RECIPES.items():
         with scratch_of(place) as out:
             folder = compose(place, place.domains, recipe, out)
