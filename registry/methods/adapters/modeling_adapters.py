@@ -540,7 +540,7 @@ class AdaptersForCausalLM(DenseForCausalLM):
         found[rows, self.pair_experts[at].long()] = self.pair_evidence[at]
         return (found - found.mean(dim=-1, keepdim=True)).view(*ids.shape, -1)
 
-    def _sums(self, ids, told, anew, state):
+    def _sums(self, ids, told, asked, state):
         """Return the weighed sums up to each token, of evidence and then of ones, (B, W, S, E + 1).
 
         With a(t) the tokens up to t over the window, and in the first 1 for each question after an answer, token s
@@ -551,7 +551,7 @@ class AdaptersForCausalLM(DenseForCausalLM):
         Args:
             ids: the new tokens, (B, S).
             told: the same, `MASKED` where they are no evidence, and the one before them if there is one, (B, S + 1).
-            anew: of each whether a question begins after it, (B, S).
+            asked: of each whether a question begins after it, (B, S).
             state: of `_state`; None without a cache.
         """
         told = nn.functional.pad(told, (ids.shape[1] + 1 - told.shape[1], 0), value=MASKED)
@@ -573,7 +573,7 @@ class AdaptersForCausalLM(DenseForCausalLM):
         for number, window in enumerate(windows):
             past, rate, sums = pasts[:, number], 1 / window if window else 0.0, []
             every_new = (added if number else slow).split(CHUNK, dim=1)
-            begins = anew.to(real) if window and not number else torch.zeros_like(real)
+            begins = asked.to(real) if window and not number else torch.zeros_like(real)
             parts = zip(every_new, real.split(CHUNK, dim=1), begins.split(CHUNK, dim=1), strict=True)
             for new, counted, begun in parts:
                 age = rate * counted.cumsum(dim=1) + begun.cumsum(dim=1)  # (B, n), n tokens of a chunk
