@@ -161,11 +161,11 @@ class Adapters(Output):
             )
 
     def separating(self, recipe: Settings, top_k: int | None, count: int) -> tuple[str, Sequence[str]] | None:
-        if int(recipe["top_k"]) > 1 or count < 2:
+        if int(recipe.get("top_k", 1)) > 1 or count < 2:
             return None
         return "Let a token whose text may be of both have both.", ("--top-k", "2")
 
     def sentences(self, document: Mapping[str, Any]) -> list[str]:
-        most = document["recipe"]["top_k"]
+        most = document["recipe"].get("top_k", 1)
         own = "one" if most == 1 else f"up to {most}"
         return [f"{counted(len(document['members']), 'adapter')} on their base model, {own} for each token"]
