@@ -83,7 +83,8 @@ def of_rank(place: Place, rank: int) -> Place:
     """Return the place with adapters of the changes of this rank that are nearest to its own, registered."""
     work = place.work / f"rank-{rank}"
     for name in place.domains:
-        if (out := work / "adapters" / f"dom_{name}").exists():
+        out = work / "adapters" / f"dom_{name}"
+        if (out / "adapter_config.json").exists():
             continue
         config = json.loads((place.adapter(name) / "adapter_config.json").read_text())
         tensors = load_file(place.adapter(name) / "adapter_model.safetensors")
@@ -92,7 +93,7 @@ def of_rank(place: Place, rank: int) -> Place:
             (left, r), (right, s) = (torch.linalg.qr(one.double()) for one in (tensors[other], tensors[key].T))
             u, sizes, v = torch.linalg.svd(r @ s.T)
             tensors[key], tensors[other] = (sizes[:rank, None] * v[:rank]) @ right.T, left @ u[:, :rank]
-        out.mkdir(parents=True)
+        out.mkdir(parents=True, exist_ok=True)
         kept = {key: tensor.float().contiguous() for key, tensor in tensors.items()}
         save_file(kept, out / "adapter_model.safetensors", {"format": "pt"})
         scaled = {**config, "r": rank, "lora_alpha": config["lora_alpha"] * rank / config["r"]}
