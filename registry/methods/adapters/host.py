@@ -37,11 +37,16 @@ _KEYS = {
     "context_prefix": list_of(COUNT),
     "context_turns": list_of(list_of(COUNT)),
     "context_next": list_of(COUNT),
+    "context_user": list_of(COUNT),
+    "context_chats": list_of(COUNT),
     "context_nobody": Kind("a number of a member, or null", lambda value: value is None or type(value) is int),
     "routing_top_k": COUNT,
 } | {f"context_{name}": _SIZE for name in ("window", "fast", "alarm")}
 # Keys that the first folders lack.
-_LATER = ("context_pairs", "context_prefix", "context_turns", "context_next", "context_nobody", "routing_top_k")
+_LATER = (
+    *(f"context_{name}" for name in ("pairs", "prefix", "turns", "next", "user", "chats", "nobody")),
+    "routing_top_k",
+)
 
 
 class AdaptersHost(SequenceHost):
@@ -61,6 +66,10 @@ class AdaptersHost(SequenceHost):
         nobody = keys.get("context_nobody")
         if nobody is not None and not 0 <= nobody < len(members):
             raise CheckpointError(f"{where}: context_nobody is {nobody}, and there are {len(members)} members", HINT)
+        if max(keys.get("context_chats", ()), default=0) >= len(members):
+            raise CheckpointError(
+                f"{where}: context_chats is {keys['context_chats']}, and there are {len(members)} members", HINT
+            )
         if not 1 <= keys.get("routing_top_k", 1) <= len(members):
             raise CheckpointError(
                 f"{where}: routing_top_k is {keys['routing_top_k']}, and there are {len(members)} members", HINT

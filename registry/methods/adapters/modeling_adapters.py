@@ -26,11 +26,12 @@ adds the experts' changes, each times its share, and their vectors are averaged 
 Masked tokens are no evidence, and distances leave them out. So are words of the chat template: the first tokens of a
 text where they are those of `context_prefix`, and tokens between messages, which `context_turns` lists. What follows
 those of `context_next`, between an answer (or a system message) and the next question, is `context_window` tokens
-further from what stands before, for the first mean: a question may be of another subject. Where evidence says nothing,
-a token goes to the base model alone if it is a member, `context_nobody`. Keys and values of earlier tokens stay those
-of the experts that they had. What a cache holds beside them is one layer more (`RunningEvidence`), which the cache
-reorders, crops and repeats as it does the others. Beams, batches, padding on the left, training and gradient
-checkpointing work.
+further from what stands before, for the first mean: a question may be of another subject. Experts whose text was
+conversations, `context_chats`, are `OTHER_FORM` nats of a text's evidence behind in a document, a text in which no
+user's message has begun as `context_user` does. Where evidence says nothing, a token goes to the base model alone if it
+is a member, `context_nobody`. Keys and values of earlier tokens stay those of the experts that they had. What a cache
+holds beside them is one layer more (`RunningEvidence`), which the cache reorders, crops and repeats as it does the
+others. Beams, batches, padding on the left, training and gradient checkpointing work.
 
 Shapes: B sequences of S tokens, T = B * S tokens row by row; E experts; a linear layer of I inputs and O outputs; r_e
 the rank of expert e in it, R their sum; V tokens of the vocabulary; W windows, 1 or 2.
@@ -52,6 +53,7 @@ CHUNK = 256  # tokens that are weighed against one another at once
 ALIKE = 0.2  # the part of the variance of a token's evidence that all tokens of a text have in common
 AT_ONCE = 2**22  # numbers that are compared at once
 MASKED = -1  # in the place of a masked token
+OTHER_FORM = 5.0  # nats by which experts of conversations are behind in a document
 NONE = 1e-38  # in the place of a share of 0, which has no logarithm
 TIE = 1e-9  # nats by which whoever has what nobody knows is ahead where evidence is alike
 
@@ -84,8 +86,8 @@ class Tokens:
 
     Attributes:
         groups: (e, numbers of its tokens among the T, its shares of them) for each expert that has some. The numbers
-            are None where all tokens have one expert, a slice for each run of its tokens where the runs are few, so
-            that no row is copied. The shares are (n, 1), or None where every token has one expert alone.
+            are None where all tokens have one expert, a slice for each run of its tokens where the runs are few or
+            one is all, so that no row is copied. The shares are (n, 1), or None where every token has one expert alone.
         length: S; of the head's, the number of those that it is asked for.
     """
 
@@ -126,8 +128,8 @@ class Tokens:
         if shares is not None and (shares.amax(dim=-1) < 1).any():
             experts, tokens = shares.flatten(0, 1).T.nonzero(as_tuple=True)
             owners, counts = (found.tolist() for found in experts.unique_consecutive(return_counts=True))
-            parts = zip(owners, tokens.split(counts), strict=True)
-            return [(e, at, shares.flatten(0, 1)[at, e, None]) for e, at in parts]
+            parts, rows = zip(owners, tokens.split(counts), strict=True), shares.flatten(0, 1).float()
+            return [(e, at if len(at) < len(rows) else slice(0, len(rows)), rows[at, e, None]) for e, at in parts]
         flat = chosen.flatten()
         runs, counts = (found.tolist() for found in flat.unique_consecutive(return_counts=True))
         experts, ends = sorted({*runs}), [0, *accumulate(counts)]
@@ -186,11 +188,9 @@ class LowRank:
             tokens = tokens if is_run else tokens.to(x.device)
             own = x.reshape(-1) if embeds else x.reshape(-1, x.shape[-1])
             rows = plain.view(flat.shape)[tokens] if is_run or self.kinds[expert][2] else flat
-            change = self._change(layer, expert, own[tokens], rows)
-            if share is not None:
-                change = change * share.to(change)
+            change = self._change(layer, expert, own[tokens], rows, share)
             if is_run:
-                rows.add_(change)
+                flat[tokens].add_(change)
             else:
                 flat.index_add_(0, tokens, change)
 
@@ -210,14 +210,16 @@ class LowRank:
             self.factors[expert] = found
         return found
 
-    def _change(self, layer, expert, x, y):
-        """Return what an expert adds to y, (..., O), in its dtype; only DoRA needs the values of y."""
+    def _change(self, layer, expert, x, y, share=None):
+        """Return what an expert adds to y, (..., O), times its share, in its dtype; only DoRA needs the values of y."""
         (_, scaling, dora), (down, up) = self.kinds[expert], self._factors(expert)
         if isinstance(layer, nn.Embedding):
             inner, up = nn.functional.embedding(x, up), down.T
             scaling = scaling * float(getattr(layer, "embed_scale", 1.0))  # what some classes multiply rows by
         else:
             inner = nn.functional.linear(x if x.dtype == down.dtype else x.to(down.dtype), down)
+        if share is not None and not dora:  # the smaller product; a share of 1 changes no bit
+            inner = inner * share.to(inner)
         if frexp(scaling)[0] == 0.5:  # a power of two changes no bit of the larger product, and few numbers here
             change = nn.functional.linear(inner * scaling, up)
         else:
@@ -226,6 +228,7 @@ class LowRank:
             size = self.owner.lora_magnitude[self.norms[expert]]
             plain = y.clone() if layer.bias is None else y - layer.bias  # a gradient needs it, and y will change
             change = (size - 1) * plain + size * change
+            change = change if share is None else change * share.to(change)
         return change if change.dtype == y.dtype else change.to(y.dtype)
 
 
@@ -422,11 +425,13 @@ class AdaptersForCausalLM(DenseForCausalLM):
         seen = torch.cat([state.values[:, 0, :, 2].to(ids), new], dim=1) if past else new  # (B, P + S)
         told = seen[:, -ids.shape[1] - 1 :]
         told = told.masked_fill(self._is_template(seen, told.shape[1]), MASKED)  # what is evidence, and the one before
-        sums = self._sums(ids, told, self._begins_question(seen, ids.shape[1]), state)
+        sums = self._sums(ids, told, self._ends(seen, self.config.context_next, ids.shape[1]), state)
         means = sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
         scores = means[:, 0]  # of (B, W, S, E), the slow window
         if self.config.context_fast:
             scores = scores + self.config.context_alarm * self._noticed(means[:, 1])
+        if self.config.context_chats:
+            scores = scores - self._of_other_form(seen, sums[:, 0, :, -1:])
         if self.config.context_nobody is not None:
             scores = scores + TIE * nn.functional.one_hot(ids.new_tensor(self.config.context_nobody), scores.shape[-1])
         if self.adapter_gate.top_k > 1:
@@ -487,13 +492,26 @@ class AdaptersForCausalLM(DenseForCausalLM):
                 found |= begins[:, -size:]
         return found
 
-    def _begins_question(self, seen, size):
-        """Tell which of the last tokens of a text are the last of `context_next`, (B, S) bool; `seen` is (B, P + S)."""
-        seen = seen[:, -size - len(self.config.context_next) :]
-        found = torch.full_like(seen, bool(self.config.context_next), dtype=torch.bool)
-        for number, token in enumerate(self.config.context_next):
+    def _ends(self, seen, turn, size):
+        """Tell which of the last tokens of a text, `seen`, (B, P + S), are the last ones of a turn, (B, S) bool."""
+        seen = seen[:, -size - len(turn) :]
+        found = torch.full_like(seen, bool(turn), dtype=torch.bool)
+        for number, token in enumerate(turn):
             found = nn.functional.pad(found[:, :-1], (1, 0), value=not number) & (seen == token)
         return found[:, -size:]
+
+    def _of_other_form(self, seen, count):
+        """Return what speaks against each expert in the text up to each token, by its form alone, (B, S, E).
+
+        Args:
+            seen: the text, (B, P + S).
+            count: how many tokens are its evidence, each by its weight, (B, S, 1).
+        """
+        begun = self._ends(seen, self.config.context_user, seen.shape[1]).cumsum(dim=1)[:, -count.shape[1] :, None]
+        experts = count.new_zeros(self.evidence.shape[1])
+        experts[self.config.context_chats] = OTHER_FORM
+        less = (1 - ALIKE + ALIKE * count) / count.clamp(min=torch.finfo(count.dtype).tiny)
+        return torch.where((begun == 0) & (count > 0), less, 0.0) * experts
 
     def _noticed(self, fast):
         """Return what speaks for and against each expert beyond the thresholds, (B, S, E).

@@ -64,6 +64,7 @@ def config(plan: Plan) -> dict[str, Any]:
             kinds.append(own)
         layers[_layer(plan.lead, target)] = kinds.index(own)
     window, turns = float(plan.recipe.context_window), turns_of(plan)
+    user = _before_user(turns) if turns else []
     between = {turns.between: None, turns.after: None} if turns else {}
     return {
         **dense_settings(plan.lead),
@@ -79,6 +80,8 @@ def config(plan: Plan) -> dict[str, Any]:
         "context_prefix": list(turns.before) if turns else [],
         "context_turns": [list(turn) for turn in between if turn and turn[0] in turns.special] if turns else [],
         "context_next": _before_questions(turns) if turns else [],
+        "context_user": user,
+        "context_chats": [at for at, one in enumerate(plan.members) if user and one.is_of_contents],
         "context_nobody": len(plan.members) if nobody else None,
         "routing_top_k": plan.output.top_k(plan.recipe, len(plan.members)),
         "vocab_size": plan.lead.architecture.vocab_size,
@@ -90,6 +93,17 @@ def _before_questions(turns: Turns) -> list[int]:
     after, between = list(turns.after), list(turns.between)
     is_also_in_others = any(between[at : at + len(after)] == after for at in range(len(between)))
     return after if after and after[0] in turns.special and not is_also_in_others else []
+
+
+def _before_user(turns: Turns) -> list[int]:
+    """Return the tokens before each message of a user, from a special one on; none where no special one tells."""
+    before, after = turns.before, turns.after or turns.before
+    for start in range(len(before) - 1, -1, -1):
+        if before[start:] != after[start - len(before) :]:
+            break
+        if before[start] in turns.special:  # the last of them: others are not before every message
+            return list(before[start:])
+    return []
 
 
 def make_adapters(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:

@@ -1,6 +1,7 @@
 """Proves: a base model that counted text of its own takes the text that no adapter knows, and changes nothing there."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from registry.calibration.calibration import Turns, sample_conversations
 from registry.composition.route import route
 from registry.errors import CalibrationError
 from registry.methods import adapters
-from registry.methods.adapters.plan import FEW_TOKENS
+from registry.methods.adapters.plan import FEW_TOKENS, _before_user
 from registry.progress import silent
 from registry.runtime.gates import force_expert, record_routing
 from registry.runtime.loading import load_model, load_tokenizer
@@ -193,3 +194,63 @@ def test_base_model_without_a_template_writes_plain_text(zoo: Zoo, tmp_path: Pat
         assert registered.version.statistics[0].tokens == 200
         assert not registry.add_base("base", zoo.base, own_text=200).added
         assert Recipe(to="adapters").output.name == "adapters"
+
+
+def test_experts_of_conversations_are_behind_in_documents(zoo: Zoo, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    for name, data in files_of(zoo.base).items():
+        (base / name).write_bytes(data)
+    (base / "chat_template.jinja").write_text(TEMPLATE.replace("<{{", "{{ bos_token }}<{{"))
+    rows = [json.loads(line)["text"] for line in zoo.train["math"].read_text().splitlines()[:40]]
+    talks = [{"messages": [{"role": "user", "content": row}, {"role": "assistant", "content": row}]} for row in rows]
+    (tmp_path / "math.jsonl").write_text("".join(json.dumps(talk) + "\n" for talk in talks))
+    with Registry(tmp_path / "home") as registry:
+        registry.add_base("base", base)
+        for name, data in {"law": zoo.train["law"], "math": tmp_path / "math.jsonl"}.items():
+            adapter = train(zoo.base, tmp_path / name, target_modules=["q_proj"])
+            registry.add_expert(name, adapter, base="base", data=[data], settings=COUNTS)
+        registry.compose(["law", "math"], tmp_path / "out", TO)
+    model, tokenizer = load_model(tmp_path / "out", "float32", "cpu"), load_tokenizer(base)
+    turns = Turns.of(tokenizer)
+    assert turns is not None
+    user = list(turns.before)
+    assert (model.config.context_chats, model.config.context_user) == ([1], user)
+    ahead = model.evidence[:, 1] - model.evidence[:, 0]  # by less than the form tells, of a text of nine tokens
+    words = (((0.1 < ahead) & (ahead < 2)).nonzero()[:, 0].tolist() * 9)[:9]
+    after = [*words[:5], *user, *words[5:]]
+
+    def scores(ids: list[int]) -> torch.Tensor:
+        """What the experts of tokens are chosen by, (S, E)."""
+        found, model.adapter_gate.top_k = list[torch.Tensor](), 1
+        hook = model.adapter_gate.register_forward_hook(lambda gate, args, output: found.append(output))
+        model(input_ids=torch.tensor([ids]), use_cache=False)
+        hook.remove()
+        model.adapter_gate.top_k = 2
+        return found[0].view(len(ids), -1)
+
+    with torch.no_grad():
+        found = scores(after)
+        chosen = experts(model, after, len(after)), experts(model, after, 3, 2), experts(model, after)
+        model.config.context_chats = []
+        usual, window, count = scores(after), model.config.context_window, 0.0
+        model.config.context_chats = [1]
+    for place in range(5):
+        count = count * math.exp(-1 / window) + 1
+        less = torch.tensor([0.0, 5.0 * (0.8 + 0.2 * count) / count]).to(found)
+        torch.testing.assert_close(usual[place] - found[place], less, rtol=1e-6, atol=1e-9)  # of sums in another order
+    begun = 5 + len(user) - 1  # the last token of what begins a message
+    assert torch.equal(usual[begun:], found[begun:])
+    assert not torch.equal(usual[begun - 1], found[begun - 1])
+    assert chosen[0] == chosen[1] == chosen[2]
+    pick = adapters.AdapterPicker(tmp_path / "out", json.loads((tmp_path / "out" / "config.json").read_bytes()))
+    assert [pick(after[: number + 1]).number for number in range(len(after))] == chosen[0]
+    assert chosen[0] != experts(model, [*user, *after])[len(user) :]  # with a user's message before them
+
+
+def test_tokens_before_a_users_message_begin_with_a_special_one() -> None:
+    special = frozenset({1, 2})
+    assert _before_user(Turns((1, 8, 2, 1, 9, 7), (2, 5), (2, 1, 9, 7), special)) == [1, 9, 7]
+    assert _before_user(Turns((1, 9, 7), (2, 5), (), special)) == [1, 9, 7]
+    assert _before_user(Turns((9, 7), (2, 5), (2, 9, 7), special)) == []
+    assert _before_user(Turns((1, 9), (2, 5), (2, 7), special)) == []
