@@ -217,7 +217,7 @@ def test_experts_of_conversations_are_behind_in_documents(zoo: Zoo, tmp_path: Pa
     user = list(turns.before)
     assert (model.config.context_chats, model.config.context_user) == ([1], user)
     ahead = model.evidence[:, 1] - model.evidence[:, 0]  # by less than the form tells, of a text of nine tokens
-    words = (((0.1 < ahead) & (ahead < 2)).nonzero()[:, 0].tolist() * 9)[:9]
+    words = (((ahead > 0.1) & (ahead < 2)).nonzero()[:, 0].tolist() * 9)[:9]
     after = [*words[:5], *user, *words[5:]]
 
     def scores(ids: list[int]) -> torch.Tensor:
