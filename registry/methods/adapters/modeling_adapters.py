@@ -86,8 +86,8 @@ class Tokens:
 
     Attributes:
         groups: (e, numbers of its tokens among the T, its shares of them) for each expert that has some. The numbers
-            are None where all tokens have one expert, a slice for each run of its tokens where the runs are few or
-            one is all, so that no row is copied. The shares are (n, 1), or None where every token has one expert alone.
+            are None where it has all tokens, a slice for each run of its tokens where the runs are few, so that no row
+            is copied. The shares are (n, 1), or None where every token has one expert alone.
         length: S; of the head's, the number of those that it is asked for.
     """
 
@@ -129,7 +129,7 @@ class Tokens:
             experts, tokens = shares.flatten(0, 1).T.nonzero(as_tuple=True)
             owners, counts = (found.tolist() for found in experts.unique_consecutive(return_counts=True))
             parts, rows = zip(owners, tokens.split(counts), strict=True), shares.flatten(0, 1).float()
-            return [(e, at if len(at) < len(rows) else slice(0, len(rows)), rows[at, e, None]) for e, at in parts]
+            return [(e, at if len(at) < len(rows) else None, rows[at, e, None]) for e, at in parts]
         flat = chosen.flatten()
         runs, counts = (found.tolist() for found in flat.unique_consecutive(return_counts=True))
         experts, ends = sorted({*runs}), [0, *accumulate(counts)]
@@ -175,23 +175,24 @@ class LowRank:
         """
         x, embeds = args[0], isinstance(layer, nn.Embedding)
         groups = self.tokens.of(y.numel() // y.shape[-1])
-        if groups and groups[0][1] is None:  # all tokens have one expert
+        if len(groups) == 1:  # all tokens have one expert
             if self.kinds[groups[0][0]][0]:
                 y.add_(self._change(layer, groups[0][0], x, y))
             return
-        shared = any(share is not None for _, _, share in groups)
-        plain = y.clone() if shared and self.norms[-1] else y  # DoRA is of what no other expert has changed
+        flat, own = y.view(-1, y.shape[-1]), x.reshape(-1) if embeds else x.reshape(-1, x.shape[-1])
+        shared = self.norms[-1] and any(share is not None for _, _, share in groups)
+        plain = flat.clone() if shared else flat  # DoRA is of what no other expert has changed
         for expert, tokens, share in groups:
-            if not self.kinds[expert][0]:
+            rank, _, dora = self.kinds[expert]
+            if not rank:
                 continue
-            flat, is_run = y.view(-1, y.shape[-1]), isinstance(tokens, slice)
-            tokens = tokens if is_run else tokens.to(x.device)
-            own = x.reshape(-1) if embeds else x.reshape(-1, x.shape[-1])
-            rows = plain.view(flat.shape)[tokens] if is_run or self.kinds[expert][2] else flat
-            change = self._change(layer, expert, own[tokens], rows, share)
-            if is_run:
-                flat[tokens].add_(change)
+            if tokens is None:
+                flat.add_(self._change(layer, expert, own, plain, share))
+            elif isinstance(tokens, slice):
+                flat[tokens].add_(self._change(layer, expert, own[tokens], plain[tokens], share))
             else:
+                tokens = tokens.to(x.device)
+                change = self._change(layer, expert, own[tokens], plain[tokens] if dora else plain, share)
                 flat.index_add_(0, tokens, change)
 
     def _factors(self, expert):
@@ -259,14 +260,15 @@ class OwnVectors:
         x, length, turned, plain = args[0], self.tokens.length, False, None
         if x.ndim == 4 and x.shape[2] == length:
             turned = x.shape[1] != length or x.stride(1) < x.stride(2)
-        for expert, tokens, share in self.tokens.groups:
+        groups = self.tokens.groups
+        for expert, tokens, share in groups:
             own = {name: experts.index(expert) for name, experts in self.experts.items() if expert in experts}
             if not own:
                 continue
-            if tokens is None:
+            if len(groups) == 1:
                 return self._forward(layer, own, x)
-            if isinstance(tokens, slice):
-                tokens = torch.arange(tokens.start, tokens.stop)
+            if not isinstance(tokens, torch.Tensor):
+                tokens = torch.arange(self.tokens.chosen.numel())[tokens or slice(None)]
             tokens, x_, y_ = tokens.to(x.device), *(one.transpose(1, 2) if turned else one for one in (x, y))
             at = tokens // length, tokens % length
             changed = self._forward(layer, own, x_[at][None])[0]
