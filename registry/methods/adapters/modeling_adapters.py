@@ -49,6 +49,7 @@ from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
 # Names of a cache in calls: transformers 5.24 calls `cache` what was `past_key_values`.
 CACHES = ("cache", "past_key_values")
+FEW = 4  # experts whose products cost no more one by one than at once
 CHUNK = 256  # tokens that are weighed against one another at once
 ALIKE = 0.2  # the part of the variance of a token's evidence that all tokens of a text have in common
 AT_ONCE = 2**22  # numbers that are compared at once
@@ -94,7 +95,7 @@ class Tokens:
     def __init__(self):
         """Make it before any call: no token has an expert."""
         self.groups, self.length = [], 0
-        self.chosen, self.shares, self.past, self.whole = None, None, None, None
+        self.chosen, self.shares, self.past, self.whole, self.orders = None, None, None, None, {}
 
     def choose(self, chosen, shares=None, past=None):
         """Set the expert of each token, (B, S) int64.
@@ -103,7 +104,7 @@ class Tokens:
         its tokens (`RunningEvidence`), (B, P, 2 or 2 + E).
         """
         self.groups, self.length = self._grouped(chosen, shares), chosen.shape[1]
-        self.chosen, self.shares, self.past, self.whole = chosen, shares, past, None
+        self.chosen, self.shares, self.past, self.whole, self.orders = chosen, shares, past, None, {}
 
     def of(self, rows):
         """Return the groups of so many rows: of the tokens of the call, or of those in the cache and these.
@@ -122,6 +123,25 @@ class Tokens:
         if rows != count and len(found) > 1:
             raise ValueError(f"a layer gets {rows} rows for {count} tokens: they have no expert")
         return found
+
+    def in_order(self, groups, kinds):
+        """Return groups' tokens, expert by expert, for a layer that experts change as `kinds` say, all in one rank.
+
+        Returns:
+            The tokens' numbers, (n,), their shares times s_e, (n, 1), and where each expert's end, int32, one for each
+            that changes the layer. None where few of these have tokens, or the tokens are no tensors.
+        """
+        key = id(groups), id(kinds)
+        if key not in self.orders:
+            own = {e: (at, share) for e, at, share in groups if kinds[e][0]}
+            self.orders[key] = None
+            if len(own) > FEW and all(isinstance(at, torch.Tensor) for at, _ in own.values()):
+                scales = [kinds[e][1] * (torch.ones(len(at), 1) if s is None else s) for e, (at, s) in own.items()]
+                counts = [len(own[e][0]) if e in own else 0 for e, (rank, _, _) in enumerate(kinds) if rank]
+                order = torch.cat([at for at, _ in own.values()])
+                ends = order.new_tensor(counts).cumsum(0, dtype=torch.int32)
+                self.orders[key] = order, torch.cat(scales), ends
+        return self.orders[key]
 
     @staticmethod
     def _grouped(chosen, shares):
@@ -160,6 +180,8 @@ class LowRank:
         self.factors, self.places = {}, None  # of experts, as they were read last, and where
         self.starts = [0, *accumulate(rank for rank, _, _ in kinds)]
         self.norms = [0, *accumulate(int(dora) for _, _, dora in kinds)]
+        ranks = {rank for rank, _, _ in kinds if rank}
+        self.rank = ranks.pop() if len(ranks) == 1 and not self.norms[-1] and isinstance(layer, nn.Linear) else None
         (self.outputs, inputs), dtype = layer.weight.shape, layer.weight.dtype
         if tied is None:
             layer.lora_A = nn.Parameter(torch.zeros(self.starts[-1], inputs, dtype=dtype))
@@ -180,6 +202,8 @@ class LowRank:
                 y.add_(self._change(layer, groups[0][0], x, y))
             return
         flat, own = y.view(-1, y.shape[-1]), x.reshape(-1) if embeds else x.reshape(-1, x.shape[-1])
+        if self.rank and self._many(flat, own, groups):
+            return
         shared = self.norms[-1] and any(share is not None for _, _, share in groups)
         plain = flat.clone() if shared else flat  # DoRA is of what no other expert has changed
         for expert, tokens, share in groups:
@@ -194,6 +218,24 @@ class LowRank:
                 tokens = tokens.to(x.device)
                 change = self._change(layer, expert, own[tokens], plain[tokens] if dora else plain, share)
                 flat.index_add_(0, tokens, change)
+
+    def _many(self, y, x, groups):
+        """Add the changes of many experts to y, (T, O), of x, (T, I), in two grouped products; tell whether it did."""
+        down, up = self.owner.lora_A, self.owner.lora_B
+        is_plain = x.device.type == "cpu" and down.dtype != torch.float64 and not torch.is_grad_enabled()
+        if not is_plain or not hasattr(nn.functional, "grouped_mm") or torch.compiler.is_compiling():
+            return False
+        if (down.data_ptr() | up.data_ptr()) % 16:  # torch 2.10 refuses these
+            return False
+        found = self.tokens.in_order(groups, self.kinds)
+        if found is None:
+            return False
+        order, scales, ends = found
+        own, experts = x[order].to(down.dtype), len(ends)
+        inner = nn.functional.grouped_mm(own, down.view(experts, self.rank, -1).mT, offs=ends)
+        up = up.view(experts, self.outputs, self.rank).mT
+        y.index_add_(0, order, nn.functional.grouped_mm(inner * scales.to(inner), up, offs=ends).to(y))
+        return True
 
     def _factors(self, expert):
         """Return A of an expert, (r_e, I), and B, (O, r_e): views, kept while no gradient is asked for."""

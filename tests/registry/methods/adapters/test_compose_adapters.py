@@ -25,6 +25,7 @@ from registry.evaluation import TestSettings as ScoreSettings
 from registry.io.model_folder import MARKER
 from registry.maths.context.evidence import ALIKE
 from registry.maths.context.prefix import context_scores, prefix_means
+from registry.methods.adapters.modeling_adapters import LowRank, Tokens
 from registry.runtime.gates import force_expert, record_routing
 from registry.runtime.loading import has_our_code, load_model
 from tests.conftest import Zoo, copy_home, files_of
@@ -214,6 +215,30 @@ def assert_tokens_have_their_experts(model: Any, name: str) -> None:
 def test_each_token_has_its_own_experts(model: Any) -> None:
     """In the first layer, whose inputs are the same: of a projection of one token at a time."""
     assert_tokens_have_their_experts(model, "model.layers.0.self_attn.q_proj")
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one expert a token", "two"])
+def test_many_experts_at_once_are_each_alone(several: bool) -> None:
+    """What a layer adds without a gradient, in grouped products, is what it adds with one, expert by expert."""
+    draw, layer, tokens = torch.Generator().manual_seed(0), torch.nn.Linear(24, 10), Tokens()
+    kinds = [[4, 0.5, False], [0, 0.0, False], *([[4, 1.5, False]] * 6)]
+    LowRank(layer, kinds, tokens)
+    for factor in (layer.lora_A, layer.lora_B):
+        torch.nn.init.normal_(factor, generator=draw)
+    chosen, x = torch.randint(0, 7, (2, 60), generator=draw), torch.randn(2, 60, 24, generator=draw)  # not the last
+    others = torch.nn.functional.one_hot((chosen + 1) % 7, 8) * torch.rand(2, 60, 1, generator=draw)
+    shares = torch.nn.functional.one_hot(chosen, 8) * (1 - others.sum(dim=-1, keepdim=True)) + others
+    tokens.choose(chosen, shares.double() if several else None)
+    expected = layer(x)
+    assert not tokens.orders
+    with torch.no_grad():
+        found = layer(x)
+    assert tokens.orders
+    torch.testing.assert_close(found, expected, **CLOSE)
+    tokens.choose(chosen % 3)  # of few, one by one
+    with torch.no_grad():
+        assert torch.equal(layer(x), layer(x))
+    assert [*tokens.orders.values()] == [None]
 
 
 def test_shares_of_two_experts_are_sparsemax(registry: Registry, alone: Any, tmp_path: Path) -> None:
