@@ -191,6 +191,12 @@ class Member(VersionArrays):
         """True if its evidence is of the contents of messages alone, without the words of a chat template."""
         return (self.content.get("computed") or {}).get("evidence") == CONTENTS
 
+    @property
+    def document_share(self) -> float:
+        """The share of its text that is of no conversation, from 0 to 1."""
+        computed = self.content.get("computed") or {}
+        return min(computed.get("evidence_documents", 0) / 1000, 1.0) if self.is_of_contents else 1.0
+
     @cached_property
     def router_rows(self) -> RouterRows | None:
         """The router rows that it was trained with next to a public expert, or None (CheckpointError: damaged)."""

@@ -30,6 +30,7 @@ class Calibration:
             tokens cannot see it.
         written: where a chat template made some of the text, the tokens of what people wrote: the contents of messages.
             They alone are evidence of an expert, as the template is the same for all. None where all text is written.
+        documents: where `written` is there, the share of the text's characters that are of no conversation.
         wider: more windows of the same text, whose tokens are counted as evidence and read by no model; None without.
     """
 
@@ -37,6 +38,7 @@ class Calibration:
     lengths: Int32[Tensor, "N"]
     label: str  # name for people: file names, or that the expert sampled it
     written: Bool[Tensor, "N S"] | None = None
+    documents: float = 0.0
     wider: "Calibration | None" = None
 
     @property

@@ -18,6 +18,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
@@ -38,9 +39,21 @@ def random_places(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, 
 
     A corpus with fewer tokens is used in full, once, in its own order (CalibrationError: there is no text).
     """
-    sizes = [len(document.text) for document in corpus]
+    found = [(len(document.text), document.is_chat) for document in corpus]
+    sizes = [size for size, _ in found]
     if not sizes:
         raise _without_text(corpus)
+    calibration = _placed(corpus, tokenizer, sizes, tokens=tokens, seq_len=seq_len, seed=seed)
+    return replace(calibration, documents=_document_share(found))
+
+
+def _document_share(documents: Sequence[tuple[int, bool]]) -> float:
+    """Return the share of characters in documents that are no conversations, of their sizes and whether they are."""
+    return sum(size for size, is_chat in documents if not is_chat) / max(1, sum(size for size, _ in documents))
+
+
+def _placed(corpus: Corpus, tokenizer: Any, sizes: list[int], *, tokens: int, seq_len: int, seed: int) -> Calibration:
+    """Return windows of `random_places`, of documents of these sizes."""
     count = max(1, -(-tokens // seq_len))
     draw, total = random.Random(seed), sum(sizes)
     if total < count * seq_len * _CHARACTERS_PER_TOKEN:
@@ -65,14 +78,15 @@ def document_beginnings(
     documents all are taken. The start token counts as the first token. A shorter document is a shorter window. With
     `speaker`, a role, its messages alone count as written (CalibrationError: there is no text).
     """
-    total = sum(1 for _ in corpus)
+    documents = [(len(document.text), document.is_chat) for document in corpus]
+    total = len(documents)
     count, draw = min(total, max(1, -(-tokens // seq_len))), random.Random(seed)
     chosen = {draw.randrange(i * total // count, (i + 1) * total // count) for i in range(count)}
     windows = (_piece(document, 0, seq_len, tokenizer, speaker) for n, document in enumerate(corpus) if n in chosen)
     found = _filled(windows, count, seq_len, corpus.label)
     if not len(found.ids):
         raise _without_text(corpus)
-    return found
+    return replace(found, documents=_document_share(documents))
 
 
 def evenly_spaced(corpus: Corpus, tokenizer: Any, *, windows: int, seq_len: int) -> Calibration:

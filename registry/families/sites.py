@@ -24,7 +24,8 @@ PAIR_COUNTS = "pair_counts"
 
 CONTENTS, ALL_TEXT = "contents", "text"
 """Values of `evidence` in the settings of statistics that have counts of contents: what they are counts of. Beside it
-`evidence_text` is the digest of the tokens where these are more than those of the calibration."""
+`evidence_text` is the digest of the tokens where these are more than those of the calibration, and of contents
+`evidence_documents` how many characters in a thousand are of no conversation, if any."""
 
 COUNTS = "counts"
 """The key of `SITES` that counts tokens alone, without a forward pass."""

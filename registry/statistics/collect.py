@@ -3,6 +3,7 @@
 `--sites counts` only counts the tokens: a text is then read by the tokenizer, and no model is loaded.
 """
 
+import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -284,12 +285,15 @@ def _with_counts(collected: Collected, calibration: Calibration, checkpoint: Che
 
 def evidence_of(calibration: Calibration | None) -> dict[str, str | int]:
     """Return what `computed` says of the tokens that are evidence: nothing where they are those of the calibration."""
-    if calibration is not None and (wider := calibration.wider) is not None:
-        of = ALL_TEXT if wider.written is None else CONTENTS
-        return {"evidence": of, "evidence_text": wider.digest, "evidence_pairs": LEAST_PAIRS}
-    if calibration is None or calibration.written is None:
+    wider = None if calibration is None else calibration.wider
+    text = wider or calibration
+    if text is None or (wider is None and text.written is None):
         return {}
-    return {"evidence": CONTENTS, "evidence_pairs": LEAST_PAIRS}
+    found: dict[str, str | int] = {} if wider is None else {"evidence_text": wider.digest}
+    found |= {"evidence": ALL_TEXT if text.written is None else CONTENTS, "evidence_pairs": LEAST_PAIRS}
+    if text.written is not None and text.documents:
+        found["evidence_documents"] = math.ceil(1000 * text.documents)
+    return found
 
 
 def report_few_tokens(collected: Collected, checkpoint: Checkpoint, settings: PassSettings, progress: Progress) -> None:

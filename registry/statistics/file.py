@@ -144,6 +144,7 @@ _COMPUTED = {
     "evidence": LABEL,
     "evidence_text": DIGEST,
     "evidence_pairs": COUNT,
+    "evidence_documents": COUNT,
 }
 _REDO = "make it again: reg collect CKPT --data FILE --out DIR"
 _TENSORS = {
@@ -169,7 +170,8 @@ _KINDS = {
     "computed": OBJECT,
     "done": maybe(_LISTS),
 }
-_ADDED = {"sites", "folds", "evidence", "evidence_text", "evidence_pairs"}  # which older files lack, and short texts
+# Which older files lack, and short texts.
+_ADDED = {"sites", "folds", "evidence", "evidence_text", "evidence_pairs", "evidence_documents"}
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ ENSEMBLE_KEYS = {
     *("logit_scale", "logits_scaling", "final_logit_softcapping"),
     *("interpolated_layers", "interpolated_rows", "prompt_tokens", "num_hidden_layers"),
     *("adapted_layers", "adapted_kinds", "adapted_vectors", "context_window", "context_fast", "context_alarm"),
-    *("context_pairs", "context_prefix", "context_turns", "context_next", "context_user", "context_chats"),
+    *("context_pairs", "context_prefix", "context_turns", "context_next", "context_user", "context_form"),
     "context_nobody",
 }
 

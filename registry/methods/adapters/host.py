@@ -38,13 +38,13 @@ _KEYS = {
     "context_turns": list_of(list_of(COUNT)),
     "context_next": list_of(COUNT),
     "context_user": list_of(COUNT),
-    "context_chats": list_of(COUNT),
+    "context_form": list_of(_SIZE),
     "context_nobody": Kind("a number of a member, or null", lambda value: value is None or type(value) is int),
     "routing_top_k": COUNT,
 } | {f"context_{name}": _SIZE for name in ("window", "fast", "alarm")}
 # Keys that the first folders lack.
 _LATER = (
-    *(f"context_{name}" for name in ("pairs", "prefix", "turns", "next", "user", "chats", "nobody")),
+    *(f"context_{name}" for name in ("pairs", "prefix", "turns", "next", "user", "form", "nobody")),
     "routing_top_k",
 )
 
@@ -66,9 +66,9 @@ class AdaptersHost(SequenceHost):
         nobody = keys.get("context_nobody")
         if nobody is not None and not 0 <= nobody < len(members):
             raise CheckpointError(f"{where}: context_nobody is {nobody}, and there are {len(members)} members", HINT)
-        if max(keys.get("context_chats", ()), default=0) >= len(members):
+        if len(form := keys.get("context_form", ())) not in (0, len(members)):
             raise CheckpointError(
-                f"{where}: context_chats is {keys['context_chats']}, and there are {len(members)} members", HINT
+                f"{where}: context_form has {len(form)} numbers, and there are {len(members)} members", HINT
             )
         if not 1 <= keys.get("routing_top_k", 1) <= len(members):
             raise CheckpointError(

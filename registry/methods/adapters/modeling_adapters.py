@@ -26,12 +26,12 @@ adds the experts' changes, each times its share, and their vectors are averaged 
 Masked tokens are no evidence, and distances leave them out. So are words of the chat template: the first tokens of a
 text where they are those of `context_prefix`, and tokens between messages, which `context_turns` lists. What follows
 those of `context_next`, between an answer (or a system message) and the next question, is `context_window` tokens
-further from what stands before, for the first mean: a question may be of another subject. Experts whose text was
-conversations, `context_chats`, are `OTHER_FORM` nats of a text's evidence behind in a document, a text in which no
-user's message has begun as `context_user` does. Where evidence says nothing, a token goes to the base model alone if it
-is a member, `context_nobody`. Keys and values of earlier tokens stay those of the experts that they had. What a cache
-holds beside them is one layer more (`RunningEvidence`), which the cache reorders, crops and repeats as it does the
-others. Beams, batches, padding on the left, training and gradient checkpointing work.
+further from what stands before, for the first mean: a question may be of another subject. In a document, a text in
+which no user's message has begun as `context_user` does, experts whose text was conversations are behind by the nats
+that `context_form` has of each, of a text's evidence. Where evidence says nothing, a token goes to the base model alone
+if it is a member, `context_nobody`. Keys and values of earlier tokens stay those of the experts that they had. What a
+cache holds beside them is one layer more (`RunningEvidence`), which the cache reorders, crops and repeats as it does
+the others. Beams, batches, padding on the left, training and gradient checkpointing work.
 
 Shapes: B sequences of S tokens, T = B * S tokens row by row; E experts; a linear layer of I inputs and O outputs; r_e
 the rank of expert e in it, R their sum; V tokens of the vocabulary; W windows, 1 or 2.
@@ -54,7 +54,6 @@ CHUNK = 256  # tokens that are weighed against one another at once
 ALIKE = 0.2  # the part of the variance of a token's evidence that all tokens of a text have in common
 AT_ONCE = 2**22  # numbers that are compared at once
 MASKED = -1  # in the place of a masked token
-OTHER_FORM = 5.0  # nats by which experts of conversations are behind in a document
 NONE = 1e-38  # in the place of a share of 0, which has no logarithm
 TIE = 1e-9  # nats by which whoever has what nobody knows is ahead where evidence is alike
 
@@ -474,7 +473,7 @@ class AdaptersForCausalLM(DenseForCausalLM):
         scores = means[:, 0]  # of (B, W, S, E), the slow window
         if self.config.context_fast:
             scores = scores + self.config.context_alarm * self._noticed(means[:, 1])
-        if self.config.context_chats:
+        if self.config.context_form:
             scores = scores - self._of_other_form(seen, sums[:, 0, :, -1:])
         if self.config.context_nobody is not None:
             scores = scores + TIE * nn.functional.one_hot(ids.new_tensor(self.config.context_nobody), scores.shape[-1])
@@ -552,10 +551,8 @@ class AdaptersForCausalLM(DenseForCausalLM):
             count: how many tokens are its evidence, each by its weight, (B, S, 1).
         """
         begun = self._ends(seen, self.config.context_user, seen.shape[1]).cumsum(dim=1)[:, -count.shape[1] :, None]
-        experts = count.new_zeros(self.evidence.shape[1])
-        experts[self.config.context_chats] = OTHER_FORM
         less = (1 - ALIKE + ALIKE * count) / count.clamp(min=torch.finfo(count.dtype).tiny)
-        return torch.where((begun == 0) & (count > 0), less, 0.0) * experts
+        return torch.where((begun == 0) & (count > 0), less, 0.0) * count.new_tensor(self.config.context_form)
 
     def _noticed(self, fast):
         """Return what speaks for and against each expert beyond the thresholds, (B, S, E).

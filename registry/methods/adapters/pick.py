@@ -17,9 +17,6 @@ from registry.maths.context.evidence import ALIKE
 from registry.maths.context.prefix import context_scores
 from registry.runtime.sequence_hosts import HINT, Picked
 
-OTHER_FORM = 5.0
-"""Nats by which experts of conversations are behind in a document, as in the modelling file."""
-
 TIE = 1e-9
 """Nats by which the member of what nobody knows is ahead where evidence is alike, as in the modelling file."""
 
@@ -88,11 +85,11 @@ class AdapterPicker:
     def _of_other_form(self, ids: Sequence[int], past: Float[Tensor, "T"]) -> Float[Tensor, "E"]:
         """Return what speaks against each expert by the form of the text: conversations' where no message has begun."""
         window, user = self._config["context_window"], list(self._config.get("context_user") or [])
-        found = torch.zeros(self._experts, dtype=torch.float64)
-        if not any(list(ids[at : at + len(user)]) == user for at in range(len(ids) - len(user) + 1)):
-            count = float(torch.exp(-past / window).sum()) if window else len(past)
-            found[list(self._config.get("context_chats") or [])] = OTHER_FORM * ((1 - ALIKE) / count + ALIKE)
-        return found
+        behind = torch.tensor(self._config.get("context_form") or [0.0] * self._experts, dtype=torch.float64)
+        if any(list(ids[at : at + len(user)]) == user for at in range(len(ids) - len(user) + 1)):
+            return behind * 0.0
+        count = float(torch.exp(-past / window).sum()) if window else len(past)
+        return behind * ((1 - ALIKE) / count + ALIKE)
 
     def _questions_after(self, ids: Sequence[int], told: Sequence[int]) -> list[int]:
         """Return how many questions begin, each after an answer, between each of the places `told` and the end."""

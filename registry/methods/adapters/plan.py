@@ -81,7 +81,7 @@ def config(plan: Plan) -> dict[str, Any]:
         "context_turns": [list(turn) for turn in between if turn and turn[0] in turns.special] if turns else [],
         "context_next": _before_questions(turns) if turns else [],
         "context_user": user,
-        "context_chats": [at for at, one in enumerate(plan.members) if user and one.is_of_contents],
+        "context_form": _behind(members, plan.lead) if user else [],
         "context_nobody": len(plan.members) if nobody else None,
         "routing_top_k": plan.output.top_k(plan.recipe, len(plan.members)),
         "vocab_size": plan.lead.architecture.vocab_size,
@@ -104,6 +104,25 @@ def _before_user(turns: Turns) -> list[int]:
         if before[start] in turns.special:  # the last of them: others are not before every message
             return list(before[start:])
     return []
+
+
+OTHER_FORM = 5.0
+"""Most nats that the form of a text tells against an expert: one text in 148 may be of a form that none had.
+
+*Measured* (four domains of documents and three skills of a chat model, losses of 28 windows of three domains): scores
+of 98.5, 98.6 and 99.4 without, 99.5, 98.7 and 99.5 with 5 nats, 99.7, 98.7 and 99.5 with 8. Questions of these skills
+without a template find their expert, all 60 of each, with 8 nats too.
+"""
+
+
+def _behind(members: Sequence[Member], base: Member) -> list[float]:
+    """Return by how many nats each is behind in a document, by the share of documents in its text; [] if none is.
+
+    The base model, which was trained on everything, is not.
+    """
+    shares = [1.0 if member is base else member.document_share for member in members]
+    found = [min(OTHER_FORM, abs(math.log(share))) if share else OTHER_FORM for share in shares]
+    return found if any(found) else []
 
 
 def make_adapters(members: Sequence[Member], base: Member | None, recipe: Recipe) -> Plan:

@@ -203,6 +203,7 @@ def test_experts_of_conversations_are_behind_in_documents(zoo: Zoo, tmp_path: Pa
         (base / name).write_bytes(data)
     (base / "chat_template.jinja").write_text(TEMPLATE.replace("<{{", "{{ bos_token }}<{{"))
     rows = [json.loads(line)["text"] for line in zoo.train["math"].read_text().splitlines()[:40]]
+    texts = [json.loads(line)["text"] for line in zoo.train["law"].read_text().splitlines()]
     talks = [{"messages": [{"role": "user", "content": row}, {"role": "assistant", "content": row}]} for row in rows]
     (tmp_path / "math.jsonl").write_text("".join(json.dumps(talk) + "\n" for talk in talks))
     with Registry(tmp_path / "home") as registry:
@@ -211,11 +212,20 @@ def test_experts_of_conversations_are_behind_in_documents(zoo: Zoo, tmp_path: Pa
             adapter = train(zoo.base, tmp_path / name, target_modules=["q_proj"])
             registry.add_expert(name, adapter, base="base", data=[data], settings=COUNTS)
         registry.compose(["law", "math"], tmp_path / "out", TO)
+        both = [zoo.train["law"], tmp_path / "math.jsonl"]
+        both_added = registry.add_expert("both", tmp_path / "law", base="base", data=both, settings=COUNTS)
+        documents = both_added.version.content["computed"]["evidence_documents"]
+        whole = [load_tokenizer(base).apply_chat_template(talk["messages"], tokenize=False) for talk in talks]
+        plain, framed = (sum(map(len, told)) for told in (texts, whole))
+        assert documents == math.ceil(1000 * plain / (plain + framed))
+        registry.compose(["both", "law", "math"], tmp_path / "three", TO)
+        form = json.loads((tmp_path / "three" / "config.json").read_bytes())["context_form"]
+        assert form == [-math.log(documents / 1000), 0.0, 5.0]
     model, tokenizer = load_model(tmp_path / "out", "float32", "cpu"), load_tokenizer(base)
     turns = Turns.of(tokenizer)
     assert turns is not None
     user = list(turns.before)
-    assert (model.config.context_chats, model.config.context_user) == ([1], user)
+    assert (model.config.context_form, model.config.context_user) == ([0.0, 5.0], user)
     ahead = model.evidence[:, 1] - model.evidence[:, 0]  # by less than the form tells, of a text of nine tokens
     words = (((ahead > 0.1) & (ahead < 2)).nonzero()[:, 0].tolist() * 9)[:9]
     after = [*words[:5], *user, *words[5:]]
@@ -232,9 +242,9 @@ def test_experts_of_conversations_are_behind_in_documents(zoo: Zoo, tmp_path: Pa
     with torch.no_grad():
         found = scores(after)
         chosen = experts(model, after, len(after)), experts(model, after, 3, 2), experts(model, after)
-        model.config.context_chats = []
+        model.config.context_form = []
         usual, window, count = scores(after), model.config.context_window, 0.0
-        model.config.context_chats = [1]
+        model.config.context_form = [0.0, 5.0]
     for place in range(5):
         count = count * math.exp(-1 / window) + 1
         less = torch.tensor([0.0, 5.0 * (0.8 + 0.2 * count) / count]).to(found)

@@ -403,7 +403,7 @@ def test_what_it_does_not_carry_is_refused(registry: Registry, zoo: Zoo, tokeniz
         ("adapted_kinds", [[[4, 1.5]] * 3], "adapted_kinds"),
         ("context_nobody", 3, "context_nobody is 3, and there are 3 members"),
         ("context_prefix", [-1], "context_prefix"),
-        ("context_chats", [3], r"context_chats is \[3\], and there are 3 members"),
+        ("context_form", [5.0], "context_form has 1 numbers, and there are 3 members"),
         ("adapted_layers", {"model.layers.0.mlp.up_proj": 7}, "gives 'model.layers.0.mlp.up_proj' no number"),
         ("adapted_vectors", {"model.norm.weight": [3]}, "gives 'model.norm.weight' no numbers of the 3 members"),
         ("context_window", -1, "context_window"),
