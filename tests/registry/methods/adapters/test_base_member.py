@@ -208,12 +208,13 @@ def test_experts_of_conversations_are_behind_in_documents(zoo: Zoo, tmp_path: Pa
     (tmp_path / "math.jsonl").write_text("".join(json.dumps(talk) + "\n" for talk in talks))
     with Registry(tmp_path / "home") as registry:
         registry.add_base("base", base)
-        for name, data in {"law": zoo.train["law"], "math": tmp_path / "math.jsonl"}.items():
+        for name, text in {"law": zoo.train["law"], "math": tmp_path / "math.jsonl"}.items():
             adapter = train(zoo.base, tmp_path / name, target_modules=["q_proj"])
-            registry.add_expert(name, adapter, base="base", data=[data], settings=COUNTS)
+            registry.add_expert(name, adapter, base="base", data=[text], settings=COUNTS)
         registry.compose(["law", "math"], tmp_path / "out", TO)
         both = [zoo.train["law"], tmp_path / "math.jsonl"]
         both_added = registry.add_expert("both", tmp_path / "law", base="base", data=both, settings=COUNTS)
+        assert both_added.version.content is not None
         documents = both_added.version.content["computed"]["evidence_documents"]
         whole = [load_tokenizer(base).apply_chat_template(talk["messages"], tokenize=False) for talk in talks]
         plain, framed = (sum(map(len, told)) for told in (texts, whole))

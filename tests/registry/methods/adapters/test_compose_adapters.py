@@ -25,7 +25,7 @@ from registry.evaluation import TestSettings as ScoreSettings
 from registry.io.model_folder import MARKER
 from registry.maths.context.evidence import ALIKE
 from registry.maths.context.prefix import context_scores, prefix_means
-from registry.methods.adapters.modeling_adapters import LowRank, Tokens
+from registry.methods.adapters import modeling_adapters
 from registry.runtime.gates import force_expert, record_routing
 from registry.runtime.loading import has_our_code, load_model
 from tests.conftest import Zoo, copy_home, files_of
@@ -220,11 +220,12 @@ def test_each_token_has_its_own_experts(model: Any) -> None:
 @pytest.mark.parametrize("several", [False, True], ids=["one expert a token", "two"])
 def test_many_experts_at_once_are_each_alone(several: bool) -> None:
     """What a layer adds without a gradient, in grouped products, is what it adds with one, expert by expert."""
-    draw, layer, tokens = torch.Generator().manual_seed(0), torch.nn.Linear(24, 10), Tokens()
+    draw, layer = torch.Generator().manual_seed(0), torch.nn.Linear(24, 10)
+    tokens: Any = modeling_adapters.Tokens()  # type: ignore[no-untyped-call]
     kinds = [[4, 0.5, False], [0, 0.0, False], *([[4, 1.5, False]] * 6)]
-    LowRank(layer, kinds, tokens)
-    for factor in (layer.lora_A, layer.lora_B):
-        torch.nn.init.normal_(factor, generator=draw)
+    modeling_adapters.LowRank(layer, kinds, tokens)  # type: ignore[no-untyped-call]
+    for name in ("lora_A", "lora_B"):
+        torch.nn.init.normal_(layer.get_parameter(name), generator=draw)
     chosen, x = torch.randint(0, 7, (2, 60), generator=draw), torch.randn(2, 60, 24, generator=draw)  # not the last
     others = torch.nn.functional.one_hot((chosen + 1) % 7, 8) * torch.rand(2, 60, 1, generator=draw)
     shares = torch.nn.functional.one_hot(chosen, 8) * (1 - others.sum(dim=-1, keepdim=True)) + others
