@@ -221,10 +221,10 @@ class LowRank:
     def _many(self, y, x, groups):
         """Add the changes of many experts to y, (T, O), of x, (T, I), in two grouped products; tell whether it did."""
         down, up = self.owner.lora_A, self.owner.lora_B
-        is_plain = x.device.type == "cpu" and down.dtype != torch.float64 and not torch.is_grad_enabled()
-        if not is_plain or not hasattr(nn.functional, "grouped_mm") or torch.compiler.is_compiling():
+        is_here = x.device.type == self.tokens.chosen.device.type == "cpu" and down.dtype != torch.float64
+        if not is_here or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return False
-        if (down.data_ptr() | up.data_ptr()) % 16:  # torch 2.10 refuses these
+        if not hasattr(nn.functional, "grouped_mm") or (down.data_ptr() | up.data_ptr()) % 16:  # as torch 2.10 asks for
             return False
         found = self.tokens.in_order(groups, self.kinds)
         if found is None:
