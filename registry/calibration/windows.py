@@ -39,17 +39,20 @@ def random_places(corpus: Corpus, tokenizer: Any, *, tokens: int, seq_len: int, 
 
     A corpus with fewer tokens is used in full, once, in its own order (CalibrationError: there is no text).
     """
-    found = [(len(document.text), document.is_chat) for document in corpus]
-    sizes = [size for size, _ in found]
+    sizes, documents = _sizes(corpus)
     if not sizes:
         raise _without_text(corpus)
     calibration = _placed(corpus, tokenizer, sizes, tokens=tokens, seq_len=seq_len, seed=seed)
-    return replace(calibration, documents=_document_share(found))
+    return replace(calibration, documents=documents)
 
 
-def _document_share(documents: Sequence[tuple[int, bool]]) -> float:
-    """Return the share of characters in documents that are no conversations, of their sizes and whether they are."""
-    return sum(size for size, is_chat in documents if not is_chat) / max(1, sum(size for size, _ in documents))
+def _sizes(corpus: Corpus) -> tuple[list[int], float]:
+    """Return the characters of each document, and the share of all characters that are of no conversation."""
+    sizes, plain = list[int](), 0
+    for document in corpus:
+        sizes.append(len(document.text))
+        plain += 0 if document.is_chat else sizes[-1]
+    return sizes, plain / max(1, sum(sizes))
 
 
 def _placed(corpus: Corpus, tokenizer: Any, sizes: list[int], *, tokens: int, seq_len: int, seed: int) -> Calibration:
@@ -78,15 +81,15 @@ def document_beginnings(
     documents all are taken. The start token counts as the first token. A shorter document is a shorter window. With
     `speaker`, a role, its messages alone count as written (CalibrationError: there is no text).
     """
-    documents = [(len(document.text), document.is_chat) for document in corpus]
-    total = len(documents)
+    sizes, documents = _sizes(corpus)
+    total = len(sizes)
     count, draw = min(total, max(1, -(-tokens // seq_len))), random.Random(seed)
     chosen = {draw.randrange(i * total // count, (i + 1) * total // count) for i in range(count)}
     windows = (_piece(document, 0, seq_len, tokenizer, speaker) for n, document in enumerate(corpus) if n in chosen)
     found = _filled(windows, count, seq_len, corpus.label)
     if not len(found.ids):
         raise _without_text(corpus)
-    return replace(found, documents=_document_share(documents))
+    return replace(found, documents=documents)
 
 
 def evenly_spaced(corpus: Corpus, tokenizer: Any, *, windows: int, seq_len: int) -> Calibration:

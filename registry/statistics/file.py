@@ -181,7 +181,8 @@ class Collected:
     Attributes:
         sites: site → one statistic a layer, in order; those in a file are read at each access (`LazyLayers`).
         computed: settings that the result depends on: sites, and of a forward pass dtype, batch size and kind of
-            device; `evidence` where it has counts of its own, and `evidence_text` the digest of their tokens.
+            device; `evidence` where it has counts of its own, and `evidence_text` the digest of their tokens;
+            `evidence_documents` the characters in a thousand that are of no conversation, where others are.
         folds: what statistics of earlier releases have beside their sums: name of the array, as in
             `mlp_input/fold/0/0` → it.
         token_counts: occurrences of each token, int64 of shape (V,).
