@@ -251,11 +251,7 @@ def own_text(hashed: HashedCheckpoint, settings: PassSettings, progress: Progres
     has_tokenizer = any(name.startswith("tokenizer") for name in hashed.files)
     turns = Turns.of(load_tokenizer(checkpoint.folder)) if has_tokenizer else None
     if turns is None:
-        collected, size = collect(hashed, None, settings, progress=progress), checkpoint.architecture.vocab_size
-        text = collected.calibration
-        assert text is not None
-        computed = collected.computed | {"evidence": ALL_TEXT, "evidence_pairs": LEAST_PAIRS}
-        return replace(collected, computed=computed, content_counts=text.counts(size), pair_counts=text.pairs(size))
+        return collect(hashed, None, settings, progress=progress)
     seq_len = window_size(checkpoint, settings)
     check_sampling(checkpoint, settings, seq_len)
     model = load_for_pass(checkpoint.folder, settings.dtype, settings.device, prefer_whole=True, progress=progress)
@@ -274,25 +270,28 @@ def counted(weights: str, calibration: Calibration, checkpoint: Checkpoint, comp
 
 
 def _with_counts(collected: Collected, calibration: Calibration, checkpoint: Checkpoint) -> Collected:
-    size, of = checkpoint.architecture.vocab_size, evidence_of(calibration)
-    counts, evidence = calibration.counts(size), calibration.wider or calibration
-    contents = evidence.counts(size, evidence.written) if of else None
-    pairs = evidence.pairs(size, evidence.written) if of else None
+    size, evidence = checkpoint.architecture.vocab_size, calibration.wider or calibration
     return replace(
-        collected, computed=collected.computed | of, token_counts=counts, content_counts=contents, pair_counts=pairs
+        collected,
+        computed=collected.computed | evidence_of(calibration),
+        token_counts=calibration.counts(size),
+        content_counts=evidence.counts(size, evidence.written),
+        pair_counts=evidence.pairs(size, evidence.written),
     )
 
 
 def evidence_of(calibration: Calibration | None) -> dict[str, str | int]:
-    """Return what `computed` says of the tokens that are evidence: nothing where they are those of the calibration."""
-    wider = None if calibration is None else calibration.wider
-    text = wider or calibration
-    if text is None or (wider is None and text.written is None):
-        return {}
-    found: dict[str, str | int] = {} if wider is None else {"evidence_text": wider.digest}
-    found |= {"evidence": ALL_TEXT if text.written is None else CONTENTS, "evidence_pairs": LEAST_PAIRS}
-    if text.written is not None and text.documents:
-        found["evidence_documents"] = math.ceil(1000 * text.documents)
+    """Return what `computed` says of the tokens that are evidence; those that a model samples are all of them."""
+    found: dict[str, str | int] = {"evidence": ALL_TEXT, "evidence_pairs": LEAST_PAIRS}
+    if calibration is None:
+        return found
+    text = calibration.wider or calibration
+    if calibration.wider is not None:
+        found["evidence_text"] = calibration.wider.digest
+    if text.written is not None:
+        found["evidence"] = CONTENTS
+        if text.documents:
+            found["evidence_documents"] = math.ceil(1000 * text.documents)
     return found
 
 

@@ -1,8 +1,8 @@
 """`statistics.safetensors`: the file format of an expert's statistics, which travel while the data stays.
 
 Tensors: `<site>.exponents` int16 (L, C) · `<site>.gram.<layer>` int64, the packed upper triangle of G ·
-`token_counts` int64 (V,) · `content_counts` int64 (V,) where evidence is counted in more text, or in contents of
-messages alone, and with it `pair_counts` int32 (P, 3): two tokens, and how often they follow one another · with kept
+`token_counts` int64 (V,) · `content_counts` int64 (V,), those that are evidence, and with it `pair_counts` int32
+(P, 3): two tokens, and how often they follow one another (files of earlier releases may lack both) · with kept
 calibration also `calibration.ids` int32 (N, S) and `calibration.lengths` int32 (N,). The header has the digest of the
 weights that they belong to.
 
@@ -186,7 +186,7 @@ class Collected:
         folds: what statistics of earlier releases have beside their sums: name of the array, as in
             `mlp_input/fold/0/0` → it.
         token_counts: occurrences of each token, int64 of shape (V,).
-        content_counts: those that are evidence (`CONTENT_COUNTS`), where they are others.
+        content_counts: those that are evidence (`CONTENT_COUNTS`), or None in a file of an earlier release.
         pair_counts: beside them, pairs of tokens and their occurrences (`PAIR_COUNTS`), int32 of shape (P, 3).
         done: site → windows that each layer has counted, in the state of an interrupted pass; None if complete.
     """

@@ -224,9 +224,9 @@ def ranks_note(plan: Plan) -> Iterator[str]:
 
 
 def pairs_note(plan: Plan) -> str:
-    """Return a note on members without counts of pairs: older ones, and those whose plain text was read whole."""
+    """Return a note on members that were registered before pairs of tokens were counted."""
     lacking = [member.version.ref for member in everyone(plan) if member.pair_counts is None]
-    again = f"register {'it' if len(lacking) == 1 else 'them'} again, from more text than a model reads (--tokens)"
+    again = f"register {'it' if len(lacking) == 1 else 'them'} again, with --data"
     return f"all are told apart by single tokens, as {few(lacking)} counted no pairs of them: {again}"
 
 

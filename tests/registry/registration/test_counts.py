@@ -138,7 +138,8 @@ def test_expert_that_samples_its_own_text_keeps_it(registry: Registry, bare: Pat
     records = {record.calibration_label for each in (alone, whole) for record in each.version.statistics}
     assert len(records) == 1
     assert alone.version.content is not None
-    assert set(alone.version.content["computed"]) == {"dtype", "batch_size", "device", "sites"}
+    model = {"dtype", "batch_size", "device", "sites"}
+    assert set(alone.version.content["computed"]) == model | {"evidence", "evidence_pairs"}
     assert not registry.add_expert("alone", bare, settings=SAMPLED).added
 
 

@@ -262,7 +262,7 @@ def test_windows_fit_the_model_or_are_the_first_tokens_of_documents(zoo: Zoo) ->
 
 
 def test_evidence_is_counted_in_more_text_than_a_model_reads(zoo: Zoo, bare: Path, tmp_path: Path) -> None:
-    """In all of it where it is short; where a model reads all, there is nothing else to count."""
+    """In all of it where it is short; where a model reads all, it is what the model reads, with its pairs."""
     text, tokenizer = [zoo.train["code"]], load_tokenizer(bare)
     every = [token for document in Corpus(text, tokenizer) for token in encode(document, tokenizer)]
     counts = torch.bincount(torch.tensor(every), minlength=320)
@@ -275,10 +275,14 @@ def test_evidence_is_counted_in_more_text_than_a_model_reads(zoo: Zoo, bare: Pat
         assert torch.equal(found.content_counts, counts)
         assert found.computed["evidence"] == "text"
     _, whole = collect_to(bare, tmp_path / "whole", data=text, settings=replace(SETTINGS, tokens=len(every)))
-    assert whole.content_counts is None
+    assert whole.content_counts is not None
     assert whole.token_counts is not None
     assert torch.equal(whole.token_counts, counts)
-    assert "evidence" not in whole.computed
+    assert torch.equal(whole.content_counts, counts)
+    assert whole.pair_counts is not None
+    assert len(whole.pair_counts) > 0
+    assert whole.computed["evidence"] == "text"
+    assert "evidence_text" not in whole.computed
 
 
 def test_own_calibration_file_is_taken(bare: Path, zoo: Zoo, registry: Registry) -> None:
