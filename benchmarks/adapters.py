@@ -5,10 +5,10 @@
 Weights are random, of a real shape. Speed: a prompt of 512 tokens, then 32 tokens one by one, by the base model, by the
 folder of `--to adapters` as it is (text that changes its subject every 64 tokens, its expert `changes` times), by the
 same with all tokens of one expert, and by PEFT with one adapter active; then a batch of 8 prompts of 64 tokens, each of
-another expert, by the same three, PEFT with `adapter_names`; float32, in turn, medians. Sizes: bytes that an adapter
-takes in a registry, seconds of registering it with counts, and of composing, beside copying the base model's folder,
-and copying it until it is on the disk, as a composed folder is; both read files that the system does not hold in
-memory. Prints a line of JSON for each number of members, and one of the rest.
+another expert, by the same three, PEFT with `adapter_names`; float32, in turn: medians, and quartiles of the ratios.
+Sizes: bytes that an adapter takes in a registry, seconds of registering it with counts, and of composing, beside
+copying the base model's folder, and copying it until it is on the disk, as a composed folder is; both read files that
+the system does not hold in memory. Prints a line of JSON for each number of members, and one of the rest.
 """
 
 import argparse
@@ -118,23 +118,31 @@ def speed(model: Any, ids: torch.Tensor, **more: Any) -> tuple[float, float]:
 
 
 def measured(models: dict[str, Callable[[torch.Tensor], tuple[float, float]]], ids: torch.Tensor, rounds: int) -> Any:
-    """Return by model the ratio of its median times to the base model's, of prefill and of decoding."""
+    """Return by model its median times of prefill and decoding, and their ratios to the base model's.
+
+    Of the ratios, one a round, they are the lower quartile, the median and the upper quartile.
+    """
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
     for number in range(rounds + 1):
         for name in list(models) if number % 2 else list(models)[::-1]:
             found = models[name](ids)
             if number:  # the first round warms up
                 times[name].append(found)
-    medians = {name: [statistics.median(part) for part in zip(*found, strict=True)] for name, found in times.items()}
-    return {
-        name: {
+    result = {}
+    for name, found in times.items():
+        prefill, decode = (statistics.median(part) for part in zip(*found, strict=True))
+        ratios = [
+            [own[part] / base[part] for own, base in zip(found, times["base"], strict=True)]
+            for part in range(2)  # of prefill, and of decoding
+        ]
+        quartiles = [[round(at, 3) for at in statistics.quantiles(part, method="inclusive")] for part in ratios]
+        result[name] = {
             "prefill_s": round(prefill, 3),
             "decode_ms_a_token": round(1000 * decode / DECODED, 2),
-            "prefill_ratio": round(prefill / medians["base"][0], 3),
-            "decode_ratio": round(decode / medians["base"][1], 3),
+            "prefill_ratio": quartiles[0],
+            "decode_ratio": quartiles[1],
         }
-        for name, (prefill, decode) in medians.items()
-    }
+    return result
 
 
 def forced(model: Any) -> Callable[[torch.Tensor], tuple[float, float]]:

@@ -95,7 +95,7 @@ def pace(place: Place, model: Any) -> dict[str, float]:
     ids = text.repeat(-(-(PROMPT + DECODED) // len(text)))[None, : PROMPT + DECODED]
     runs = {"base": lambda ids: speed(base, ids), "model": lambda ids: speed(model, ids)}
     found = measured(runs, ids, ROUNDS)["model"]
-    return {key: found[key] for key in ("prefill_ratio", "decode_ratio")}
+    return {key: found[key][1] for key in ("prefill_ratio", "decode_ratio")}
 
 
 @torch.inference_mode()
