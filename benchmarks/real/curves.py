@@ -1,12 +1,13 @@
 """How far compositions of a real model's experts hold: with little text, of low rank, in long windows, in few bits.
 
     python -m benchmarks.real.curves --base FOLDER --adapters FOLDER [--corpora ../shared/corpora] [--work FOLDER]
+        [--panels text,rank,length,bits]
 
 Of the domains that have an adapter, by --to moe and --to adapters: of experts that were registered with 128 to 24,576
 tokens of text, of the changes of rank 2 to 8 that are nearest to the adapters' own and of these, in windows of 256 to
 4,096 tokens, and in bfloat16 and, by torchao (`pip install torchao==0.18.0`), in 8 and 4 bits (of linear layers;
-experts of --to moe are not among them). A score is 100 for its own expert, in float32 and
-on the same windows; intervals are 95 %, paired bootstrap over windows. Prints a line of JSON a folder, and draws
+experts of --to moe are not among them). A score is 100 for its own expert, as it was trained, in float32 and on the
+same windows; intervals are 95 %, paired bootstrap over windows. Prints a line of JSON a folder, and draws
 WORK/curves.svg. What is there is not measured again.
 """
 
@@ -36,6 +37,12 @@ LENGTHS = (256, 1024, 4096)  # tokens of a window
 MEASURED = 8192  # tokens of a domain
 BITS = ("bfloat16", "int8", "int4")
 RECIPES = {"--to adapters": Recipe(to="adapters"), "--to moe": Recipe()}
+TITLES = {
+    "text": ("tokens of an expert's text", [str(tokens) for tokens in TEXT]),
+    "rank": ("rank of adapters", [str(rank) for rank in RANKS]),
+    "length": ("tokens of a window", [str(length) for length in LENGTHS]),
+    "bits": ("number format", list(BITS)),
+}
 OWN = "its own expert"
 Found = dict[str, list[float]]
 Line = dict[str, Any]
@@ -79,11 +86,16 @@ def texts(place: Place) -> Iterator[tuple[int, dict[str, str]]]:
         yield tokens, names
 
 
-def of_rank(place: Place, rank: int) -> Place:
-    """Return the place with adapters of the changes of this rank that are nearest to its own, registered."""
-    work = place.work / f"rank-{rank}"
+def of_rank(place: Place, rank: int) -> tuple[Place, dict[str, str]]:
+    """Register adapters of the changes of this rank that are nearest to a place's own.
+
+    Returns:
+        The place with these adapters, and the name of each in the registry.
+    """
+    there, names = replace(place, adapters=place.work / f"rank-{rank}"), {}
     for name in place.domains:
-        out = work / "adapters" / f"dom_{name}"
+        out = there.adapter(name)
+        names[name] = f"{name}-rank-{rank}"
         if (out / "adapter_config.json").exists():
             continue
         config = json.loads((place.adapter(name) / "adapter_config.json").read_text())
@@ -98,9 +110,14 @@ def of_rank(place: Place, rank: int) -> Place:
         save_file(kept, out / "adapter_model.safetensors", {"format": "pt"})
         scaled = {**config, "r": rank, "lora_alpha": config["lora_alpha"] * rank / config["r"]}
         (out / "adapter_config.json").write_text(json.dumps(scaled))
-    there = replace(place, adapters=work / "adapters", work=work)
-    register(there)
-    return there
+    settings, base = PassSettings(tokens=place.size.tokens, seq_len=WINDOW), place.base.absolute().name.lower()
+    with Registry(place.work / "home") as registry:
+        known = {version.name for version in registry.versions()}
+        for name, registered in names.items():
+            if registered not in known:
+                data = [place.text(name, "train")]
+                registry.add_expert(registered, there.adapter(name), base=base, data=data, settings=settings)
+    return there, names
 
 
 def in_bits(folder: Path, kind: str) -> Any:
@@ -127,8 +144,8 @@ def loaded(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
 
 
-def lines(place: Place, done: set[tuple[str, str, str]]) -> Iterator[Line]:
-    """Yield what was measured, but lines that are done."""
+def lines(place: Place, panels: list[str], done: set[tuple[str, str, str]]) -> Iterator[Line]:
+    """Yield what was measured for panels, but lines that are done."""
 
     @cache
     def own(length: int) -> Found:
@@ -141,33 +158,33 @@ def lines(place: Place, done: set[tuple[str, str, str]]) -> Iterator[Line]:
         numbers = {name: round(value, 2) for name, value in {"score": mean, "low": low, "high": high, **score}.items()}
         return {"panel": panel, "at": str(at), "row": row, **numbers}
 
-    for tokens, names in texts(place):
+    for tokens, names in texts(place) if "text" in panels else ():
         for row, recipe in RECIPES.items():
             if ("text", str(tokens), row) not in done:
                 with scratch_of(place) as out:
                     model = loaded(compose(place, list(names.values()), recipe, out))
                     yield line("text", tokens, row, lost(place, WINDOW, always(model)))
-    for rank in RANKS:
-        there = place if rank == RANKS[-1] else of_rank(place, rank)
+    for rank in RANKS if "rank" in panels else ():
+        there, names = (place, {}) if rank == RANKS[-1] else of_rank(place, rank)
         for row, recipe in RECIPES.items():
             if ("rank", str(rank), row) not in done:
-                with scratch_of(there) as out:
-                    model = loaded(compose(there, there.domains, recipe, out))
-                    yield line("rank", rank, row, lost(there, WINDOW, always(model)))
+                with scratch_of(place) as out:
+                    model = loaded(compose(place, [*names.values()] or place.domains, recipe, out))
+                    yield line("rank", rank, row, lost(place, WINDOW, always(model)))
         if ("rank", str(rank), OWN) not in done:
             yield line("rank", rank, OWN, lost(there, WINDOW, partial(alone, there)))
-    for row, recipe in RECIPES.items():
+    for row, recipe in RECIPES.items() if {"length", "bits"} & {*panels} else ():
         with scratch_of(place) as out:
             folder = compose(place, place.domains, recipe, out)
             model = loaded(folder)
-            for length in LENGTHS:
+            for length in LENGTHS if "length" in panels else ():
                 if ("length", str(length), row) not in done:
                     yield line("length", length, row, lost(place, length, always(model)), length)
-            for kind in BITS:
+            for kind in BITS if "bits" in panels else ():
                 if ("bits", kind, row) not in done:
                     model = in_bits(folder, kind).eval()
                     yield line("bits", kind, row, lost(place, WINDOW, always(model)))
-    for kind in BITS:
+    for kind in BITS if "bits" in panels else ():
         if ("bits", kind, OWN) not in done:
 
             def merged(name: str, kind: str = kind) -> Any:
@@ -181,12 +198,6 @@ def lines(place: Place, done: set[tuple[str, str, str]]) -> Iterator[Line]:
 
 def figure(told: list[Line]) -> str:
     """Return an SVG of what was printed."""
-    titles = {
-        "text": ("tokens of an expert's text", [str(tokens) for tokens in TEXT]),
-        "rank": ("rank of adapters", [str(rank) for rank in RANKS]),
-        "length": ("tokens of a window", [str(length) for length in LENGTHS]),
-        "bits": ("number format", list(BITS)),
-    }
 
     def panel(name: str, title: str, order: list[str]) -> Line:
         x = {"field": "at", "type": "ordinal", "sort": order, "axis": {"title": title, "labelAngle": 0}}
@@ -201,7 +212,7 @@ def figure(told: list[Line]) -> str:
             "width": 200, "height": 180, "transform": chosen, "encoding": {"x": x, "color": colour}, "layer": layers,
         }  # fmt: skip
 
-    return drawn(told, [panel(name, *titles[name]) for name in dict.fromkeys(row["panel"] for row in told)])
+    return drawn(told, [panel(name, *TITLES[name]) for name in dict.fromkeys(row["panel"] for row in told)])
 
 
 def main() -> None:
@@ -211,6 +222,7 @@ def main() -> None:
     parser.add_argument("--adapters", type=Path, required=True)
     parser.add_argument("--corpora", type=Path, default=Path(__file__).parents[3] / "shared" / "corpora")
     parser.add_argument("--work", type=Path, default=Path("build/real/curves"))
+    parser.add_argument("--panels", type=lambda text: text.split(","), default=[*TITLES], help="default: all four")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
     tokenizer = AutoTokenizer.from_pretrained(given.base, padding_side="left")
@@ -219,7 +231,7 @@ def main() -> None:
     register(place)
     kept = given.work / "curves.jsonl"
     told = [json.loads(text) for text in kept.read_text().splitlines()] if kept.exists() else []
-    for line in lines(place, {(row["panel"], row["at"], row["row"]) for row in told}):
+    for line in lines(place, given.panels, {(row["panel"], row["at"], row["row"]) for row in told}):
         told.append(line)
         print(json.dumps(line), flush=True)
         with kept.open("a", encoding="utf-8") as file:
