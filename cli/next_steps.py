@@ -50,16 +50,17 @@ def after_registration(
 ) -> list[str]:
     """Return the words that compose a new expert with those of its base that routing separates, or register one.
 
-    Of counts alone no trunk is solved: with other adapters of its base model, `beside`, an adapter then stays one.
+    An adapter stays one beside others of its base model, `beside`; of counts alone no trunk is solved.
     """
     name, adapters = version.name, [ref.partition("@")[0] for ref in beside]
     alike = {name, *(overlap.ref.partition("@")[0] for overlap in overlaps if overlap.is_indistinct)}
     related = [one.ref for one in relations if one.kind == "expert" and one.verdict == "same base"]
     others = list(dict.fromkeys((*adapters, *(ref.partition("@")[0] for ref in related))))
     options: tuple[str, ...] = ()
-    if any(statistics.site == TOKEN_COUNTS for statistics in version.statistics):
-        kept = [other for other in others if other in adapters]
-        others, options = (kept, ("--to", "adapters")) if kept else (others, ("--trunk", "mean"))
+    if adapters:
+        others, options = adapters, ("--to", "adapters")
+    elif any(statistics.site == TOKEN_COUNTS for statistics in version.statistics):
+        options = ("--trunk", "mean")
     others = [other for other in others if other not in alike]
     words = composing(sorted([*others[: _MOST - 1], name]), *options)
     return words if others else ["add-expert", "NAME", "CKPT"]

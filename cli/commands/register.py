@@ -8,11 +8,10 @@ import click
 from cli.errors import CliError
 from cli.next_steps import after_registration
 from cli.option_groups import STATISTICS, command, typed_words
-from cli.options import file, file_path, flag, integer
+from cli.options import file, file_path, flag, integer, option
 from cli.output import done, next_step, print_line, print_table, printed_json, progress, reg_line
 from cli.session import Session, pass_session
 from cli.shared_options import (
-    adapter_base,
     annotations,
     calibration,
     checkpoint,
@@ -183,7 +182,10 @@ def check(session: Session, /, checkpoint: str, data: tuple[Path, ...], **settin
 @checkpoint
 @calibration
 @cluster_options
-@adapter_base
+@option(
+    "--base BASE",
+    "The base model of an adapter CKPT: a folder or hf://ORG/NAME. [default: from the adapter's configuration]",
+)
 @file("--out DIR", "Folder for statistics.safetensors.", required=True)
 @flag("--keep-calibration", "Write the calibration tokens to the file too.")
 def collect(

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int32, Int64
 from torch import Tensor
 
 from registry.errors import CalibrationError
-from registry.progress import Advance, Progress, remark
+from registry.progress import Advance, Progress
 
 _BLOCK = 4096  # windows
 
@@ -136,7 +136,6 @@ def sample_from_expert(
         )
     from transformers import GenerationConfig
 
-    remark(progress, "no data was given: the expert writes its own calibration text; --data FILE is faster")
     # Replaces the checkpoint's own settings, which may penalise or truncate text.
     model.generation_config = GenerationConfig(
         do_sample=True,

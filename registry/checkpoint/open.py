@@ -26,8 +26,6 @@ Registered = Callable[[str], DenseWeights | None]
 _OTHER_TOKENIZERS = ("tekken.json", "*.tiktoken", "*.spm", "tokenizer.model.v*", "additional_chat_templates")
 """Names of what other programs read of a tokenizer."""
 
-NAME_BASE = "name its base model: --base NAME[@V] of a registered one, --base FOLDER, or --base hf://ORG/NAME"
-
 
 @contextmanager
 def open_checkpoint(
@@ -35,7 +33,7 @@ def open_checkpoint(
     scratch: Path,
     *,
     base: PathLike | None = None,
-    registered: Registered = lambda ref: None,
+    registered: Registered | None = None,
     remote_code: bool = False,
     like: tuple[str, Mapping[str, bytes]] | None = None,
     keep: Callable[[Checkpoint], VersionArrays | None] | None = None,
@@ -127,31 +125,34 @@ def _opened(folder: Path, label: str, remote_code: bool, progress: Progress) -> 
 def _base_of(
     adapter: Adapter,
     base: PathLike | None,
-    registered: Registered,
+    registered: Registered | None,
     opened: Callable[[Path, str], Checkpoint],
     progress: Progress,
 ) -> DenseWeights:
+    names = "" if registered is None else "--base NAME[@V] of a registered one, "
+    hint = f"name its base model: {names}--base FOLDER, or --base hf://ORG/NAME"
     if base is not None:
         text = os.fspath(base)
-        weights = registered(text)
+        weights = None if registered is None else registered(text)
         if weights is not None:
             return weights
         if not is_hub_reference(text) and not Path(text).is_dir():
-            raise NotFoundError(f"there is no base model {text!r}: neither registered nor a folder", NAME_BASE)
+            looked = "it is not" if registered is None else "neither registered nor"
+            raise NotFoundError(f"there is no base model {text!r}: {looked} a folder", hint)
         return opened(*_local(text, progress))
     if adapter.settings.base_name is None:
-        raise CheckpointError(f"{adapter.label} does not say which base model it belongs to", NAME_BASE)
+        raise CheckpointError(f"{adapter.label} does not say which base model it belongs to", hint)
     if Path(adapter.settings.base_name).is_dir():
         return opened(Path(adapter.settings.base_name), adapter.settings.base_name)
     if adapter.settings.base_name.startswith(("/", ".", "~")):
         named = f"its configuration names the folder {adapter.settings.base_name} as its base model"
-        raise CheckpointError(f"{adapter.label}: {named}, which is not here", NAME_BASE)
+        raise CheckpointError(f"{adapter.label}: {named}, which is not here", hint)
     revision = f"@{adapter.settings.revision}" if adapter.settings.revision else ""
     try:
         folder, label = _local(f"hf://{adapter.settings.base_name}{revision}", progress)
     except RegError as error:
         raise CheckpointError(
             f"{adapter.label}: its base model {adapter.settings.base_name!r} cannot be fetched: {error.message}",
-            f"{error.hint}; or {NAME_BASE}" if error.hint else NAME_BASE,
+            f"{error.hint}; or {hint}" if error.hint else hint,
         ) from error
     return opened(folder, label)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from registry.calibration import Calibration
+from registry.composition.found import OUTPUTS
 from registry.doctor.examination import CHEAP, Examination, is_cheap
 from registry.doctor.finding import Finding, error, passed, skipped, warning
 from registry.errors import CheckpointError, first_line
@@ -189,7 +190,10 @@ def _mean(perplexities: list[float]) -> float:
 def _routers_of(exam: Examination) -> str | None:
     if exam.composed is None:
         return None
-    names = ",".join(member.name for member in exam.composed.manifest.members)
+    manifest = exam.composed.manifest
+    if manifest.recipe.output is not OUTPUTS.default:  # of others there is no preview
+        return f"score it on text of each domain: reg evaluate {exam.quoted} --data DOMAIN=FILE"
+    names = ",".join(member.name for member in manifest.members)
     return f"see what other routers do: reg preview --experts {names}"
 
 

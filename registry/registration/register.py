@@ -27,6 +27,7 @@ from registry.registration.lineage import Relation, equal_mlps, pack_weights
 from registry.registration.summary_store import keep_summary
 from registry.registration.without_table import NOTE, check_without_table
 from registry.statistics.collect import (
+    SAMPLES,
     carried_statistics,
     carries_statistics,
     collect,
@@ -217,6 +218,8 @@ def _expert(workspace: Workspace, candidate: Candidate, hashed: HashedCheckpoint
     if existing is None:
         _check_alias(catalog, candidate, lambda _: False)
     if collected is None:
+        if self_sampled:
+            remark(workspace.progress, SAMPLES)
         collected = collect(
             hashed,
             calibration,

@@ -13,7 +13,7 @@ from registry.io.safetensors_file import read_header
 from registry.io.untrusted import COUNT, list_of, some_fields
 from registry.runtime.sequence_hosts import HINT, sequence_host
 
-_ROUTED_HINT = "name a mixture, an ensemble or a SIMoE: reg compose --experts A,B --out DIR"
+_ROUTED_HINT = "name a composed folder whose experts stay apart: reg compose --experts A,B --out DIR"
 _LAYERS = "num_hidden_layers"
 _SIZES = tuple(name for name in SIZES if name != "max_position_embeddings")
 

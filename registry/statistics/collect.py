@@ -44,6 +44,9 @@ EVIDENCE_TOKENS = 262_144
 """Tokens of a text that are counted as evidence, however few a model reads: they are tokenised in 1 to 3 s, and 24,576
 are too few to tell near neighbours apart, such as the source code of five programs."""
 
+SAMPLES = "no data was given: the expert writes its own calibration text; --data FILE is faster"
+"""The remark on an expert without text."""
+
 MOST_TOKENS = 2**53  # tokens that counts alone may add up to: shares of them are exact in float64
 
 
@@ -340,6 +343,8 @@ def collect_to(
     with open_checkpoint(folder, target / "partial", base=base, remote_code=True, progress=progress) as checkpoint:
         hashed = hash_checkpoint(checkpoint, progress)
         calibration = text_calibration(checkpoint, data, settings, progress)
+        if calibration is None:
+            remark(progress, SAMPLES)
         collected = collect(
             hashed,
             calibration,

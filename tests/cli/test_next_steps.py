@@ -157,10 +157,12 @@ def test_of_counts_alone_no_trunk_is_solved(reg: Reg, filled: Registry, zoo: Zoo
     counts = ("--data", zoo.train["law"], "--sites", "counts", "--tokens", 64, "--seq-len", 32)
     whole = following(reg("add-expert", "mine", zoo.experts["law"], *counts))
     assert whole.endswith(" compose --experts biomed,code,german,math,mine --trunk mean --out moe/")
-    for name in ("first", "second"):
+    for name in ("first", "second", "third"):
         train(zoo.base, tmp_path / name, target_modules=["q_proj"])
     of_base = ("--base", "base", *counts)
     alone = following(reg("add-expert", "first", tmp_path / "first", *of_base))
     assert alone.endswith(" --trunk mean --out moe/")
     beside = following(reg("add-expert", "second", tmp_path / "second", *of_base))
     assert beside.endswith(" compose --experts first,second --to adapters --out moe/")
+    full = following(reg("add-expert", "third", tmp_path / "third", *of_base[:4], "--tokens", 64, "--seq-len", 32))
+    assert full.endswith(" compose --experts first,second,third --to adapters --out moe/")  # the others have counts

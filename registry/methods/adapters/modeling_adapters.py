@@ -473,7 +473,8 @@ class AdaptersForCausalLM(DenseForCausalLM):
         means = sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
         scores = means[:, 0]  # of (B, W, S, E), the slow window
         if self.config.context_fast:
-            scores = scores + self.config.context_alarm * self._noticed(means[:, 1])
+            noticed = torch.where(sums[:, 1, :, -1:] > 0, self._noticed(means[:, 1]), 0.0)  # of no token says nothing
+            scores = scores + self.config.context_alarm * noticed
         if self.config.context_form:
             scores = scores - self._of_other_form(seen, sums[:, 0, :, -1:])
         if self.config.context_nobody is not None:

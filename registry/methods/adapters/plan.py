@@ -139,6 +139,11 @@ def make_adapters(members: Sequence[Member], base: Member | None, recipe: Recipe
     assert subset.base is not None
     members, base = subset.members, subset.base
     for member in members:
+        if member.version.kind == "base":
+            raise IncompatibleError(
+                f"{member.version.ref} is a base model, which takes what no expert knows without being named",
+                "leave it out of --experts",
+            )
         member.require_statistics([TOKEN_COUNTS], "--to adapters", "needs")
         if member.is_adapter and (of := base_of_adapter(member.version)) != base.content["weights"]:
             raise IncompatibleError(
@@ -155,9 +160,11 @@ def make_adapters(members: Sequence[Member], base: Member | None, recipe: Recipe
 
 
 def base_of(workspace: Workspace, members: Sequence[Member]) -> VersionRecord | None:
-    """Return the registered base model that members are adapters of: the newest, one that counted its own text first.
+    """Return the registered base model that members are adapters of.
 
-    None if none of them is an adapter (IncompatibleError: they are of several, or it is not registered any more).
+    Of a name it is the newest version, one that counted its own text first; of several names with the same weights the
+    one that counted most. None if no member is an adapter (IncompatibleError: they are of several, or it is not
+    registered any more).
     """
     adapters = sorted((member for member in members if member.is_adapter), key=lambda member: member.name)
     if not adapters:
@@ -179,7 +186,8 @@ def base_of(workspace: Workspace, members: Sequence[Member]) -> VersionRecord | 
             "registered here",
             "register it: reg add-base NAME CKPT",
         )
-    return max(found, key=lambda one: (bool(one.statistics), one.created_at))
+    newest = {one.name: one for one in sorted(found, key=lambda one: (bool(one.statistics), one.created_at))}
+    return max(newest.values(), key=lambda one: (sum(each.tokens for each in one.statistics), one.created_at))
 
 
 def everyone(plan: Plan) -> tuple[Member, ...]:
@@ -211,8 +219,14 @@ def truncation_bytes(plan: Plan) -> int:
 
 
 def ranks_note(plan: Plan) -> Iterator[str]:
-    """Yield a note on the experts that were trained in full: what is kept of them, if there are any."""
+    """Yield a note on the experts that were trained in full: what is kept of them, if there are any.
+
+    Without any, one on options that are for them.
+    """
     ranks, names = plan.parts.ranks, plan.names
+    given = [name for name in ("rank", "max_bytes") if getattr(plan.recipe, name) is not None]
+    if given and not any(ranks.by_member):
+        yield f"{given[0]} changes nothing: adapters keep their ranks, and no matrix was trained in full"
     chosen = {name: own for name, own in zip(names, ranks.by_member, strict=True) if own}
     if chosen:
         kept = [f"{name} {share:.1%}" for name, share in zip(names, ranks.kept, strict=True) if name in chosen]

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from registry import PassSettings, Recipe, Registry
 from registry.calibration.calibration import Turns, sample_conversations
 from registry.composition.route import route
-from registry.errors import CalibrationError
+from registry.errors import CalibrationError, IncompatibleError
 from registry.methods import adapters
 from registry.methods.adapters.plan import FEW_TOKENS, _before_user
 from registry.progress import silent
@@ -100,6 +100,17 @@ def test_base_model_takes_what_no_expert_knows(chat_base: Path, zoo: Zoo, tmp_pa
         assert plan.document["base"]["digest"] == registered.version.digest
         assert [member["name"] for member in plan.document["members"]] == names
         assert registry.reproduce(tmp_path / "with").is_same
+        registry.add_base("other", chat_base, own_text=1)  # the same weights under another name, which knows less
+        assert registry.plan(names, TO).digest == plan.digest
+        registry.add_base("another", chat_base, own_text=900)
+        assert registry.plan(names, TO).document["base"]["name"] == "another"
+        registry.opt_out("another")
+        with pytest.raises(IncompatibleError, match="base@2 is a base model, which takes what no expert knows"):
+            registry.plan(["base", *names], TO)
+        ranked = registry.plan(names, TO.replace(rank=3))
+        assert [note for note in ranked.notes if note not in plan.notes] == [
+            "rank changes nothing: adapters keep their ranks, and no matrix was trained in full"
+        ]
         left = registry.compose(names, tmp_path / "left", TO.replace(no_base_member=True))
         assert not any("--own-text" in note for note in left.notes)
         assert (
@@ -145,6 +156,9 @@ def assert_template_is_no_evidence(folder: Path, model: Any) -> None:
     assert set(alone) == {0, 1}
     for parts, padding in ((1, 0), (1, 5), (len(before + words), 0), (4, 3)):
         assert experts(model, before + words, parts, padding) == [2] * len(before) + alone, (parts, padding)
+    held, model.thresholds[0, 0] = float(model.thresholds[0, 0]), -1.0  # nothing is no less than -1, and says nothing
+    assert experts(model, before) == [2] * len(before)
+    model.thresholds[0, 0] = held
     model.config.context_prefix = []
     assert experts(model, before + words) != [2] * len(before) + alone  # the test can fail
     model.config.context_prefix = before
