@@ -129,10 +129,10 @@ def measured(models: dict[str, Callable[[torch.Tensor], tuple[float, float]]], i
             if number:  # the first round warms up
                 times[name].append(found)
     result = {}
-    for name, found in times.items():
-        prefill, decode = (statistics.median(part) for part in zip(*found, strict=True))
+    for name, own in times.items():
+        prefill, decode = (statistics.median(part) for part in zip(*own, strict=True))
         ratios = [
-            [own[part] / base[part] for own, base in zip(found, times["base"], strict=True)]
+            [one[part] / base[part] for one, base in zip(own, times["base"], strict=True)]
             for part in range(2)  # of prefill, and of decoding
         ]
         quartiles = [[round(at, 3) for at in statistics.quantiles(part, method="inclusive")] for part in ratios]

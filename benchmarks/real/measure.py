@@ -89,8 +89,12 @@ def abilities(place: Place, model: Any) -> dict[str, list[int]]:
     return found
 
 
-def pace(place: Place, model: Any) -> dict[str, float]:
-    """Return the seconds of a prompt and of a token, relative to the base model's, in turn with it."""
+def pace(place: Place, row: str, names: Sequence[str]) -> dict[str, float]:
+    """Return the seconds of a prompt and of a token by a row, relative to the base model's, in turn with it."""
+    with scratch_of(place) as scratch:
+        model = ROWS[row](place, names, scratch).eval()
+    if isinstance(model, InLlama):
+        return {}
     base, text = plain(place).eval(), windows_of(place, place.domains[0]).flatten()
     ids = text.repeat(-(-(PROMPT + DECODED) // len(text)))[None, : PROMPT + DECODED]
     runs = {"base": lambda ids: speed(base, ids), "model": lambda ids: speed(model, ids)}
@@ -126,8 +130,8 @@ def scratch_of(place: Place) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def measure(place: Place, row: str, names: Sequence[str], *, paced: bool) -> dict[str, Any]:
-    """Return what a row gives for members, as JSON: losses of domains' windows, answers, bytes and pace."""
+def measure(place: Place, row: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return what a row gives for members, as JSON: losses of domains' windows, answers, and bytes."""
     started = time.perf_counter()
     with scratch_of(place) as scratch:
         model = ROWS[row](place, names, scratch).eval()
@@ -141,8 +145,6 @@ def measure(place: Place, row: str, names: Sequence[str], *, paced: bool) -> dic
             found |= {"work": round(work(place, model), 3), "loaded": round(loaded / 1e6)}
         if tasks := [task for task in place.tasks if task in names]:
             found |= {"skills": exact_match(place, model, tasks), "abilities": abilities(place, model)}
-        if paced and not isinstance(model, InLlama):
-            found["pace"] = pace(place, model)
     return found | {"seconds": round(time.perf_counter() - started)}
 
 
