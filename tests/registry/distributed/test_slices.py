@@ -15,7 +15,7 @@ from registry.errors import DamagedError
 from registry.progress import silent
 from registry.runtime.upcast import load_for_pass
 from registry.statistics import file as statistics_file
-from registry.statistics.collect import collect, text_calibration
+from registry.statistics.collect import _with_counts, collect, text_calibration
 from registry.statistics.settings import PassSettings
 from registry.statistics.slices import Slice, SlicedPass, add_slices, plan_slices, take_slice, taken_slices
 from tests.conftest import SETTINGS, Zoo
@@ -63,8 +63,8 @@ class Pass:
         return take_slice(self.checkpoint, self.model, self.whole, part, folder, kind, silent)
 
     def added(self, paths: list[Path], path: Path) -> bytes:
-        counts = self.calibration.counts(self.checkpoint.architecture.vocab_size)
-        statistics_file.save(path, replace(add_slices(self.checkpoint, self.whole, paths), token_counts=counts))
+        added = add_slices(self.checkpoint, self.whole, paths)
+        statistics_file.save(path, _with_counts(added, self.calibration, self.checkpoint))
         return path.read_bytes()
 
 
