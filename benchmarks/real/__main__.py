@@ -83,12 +83,11 @@ def main() -> None:
             if found and (not timed or "pace" in found or "refused" in found):
                 continue
             try:
-                if not found:
-                    found = measure(place, row, names)
+                found = found or measure(place, row, names)
                 if timed:
                     found["pace"] = pace(place, row, names)
             except (ValueError, RegError) as error:  # such as an adapter that was not trained
-                found = {"refused": str(error)}
+                found = found or {"refused": str(error)}  # what was measured stays, if it is the timing that fails
             keep(place, len(names), row, found)
             print(f"{len(names)} members, {row}:", found.get("refused", f"{found.get('seconds')} s"), flush=True)
     other = "" if name == next(iter(BASES)) else f"-{name}"
