@@ -154,13 +154,14 @@ class Corpus:
     """Documents of some files; each iteration reads the files again, with one document in memory at a time.
 
     The tokenizer's chat template makes text of conversations. `progress` receives a remark where it has none, so that
-    contents are joined by empty lines, or where its own tokens cannot be told from those of contents.
+    contents are joined by empty lines, where its own tokens cannot be told from those of contents, and of a file
+    without text; each once.
     """
 
     def __init__(self, paths: Sequence[Path], tokenizer: Any, progress: Progress = silent) -> None:
         """Raise CalibrationError if a file does not exist or has another ending than `SUFFIXES`."""
         self.paths = tuple(paths)
-        self._tokenizer, self._progress = tokenizer, progress
+        self._tokenizer, self._progress, self._told = tokenizer, progress, set[str]()
         for path in self.paths:
             if not path.is_file():
                 raise CalibrationError(
@@ -177,10 +178,12 @@ class Corpus:
 
     def __iter__(self) -> Iterator[Document]:
         for path in self.paths:
+            empty = True
             try:
                 for number, row in _reader(path)(path):
                     document = self._document(row, f"{path}, row {number}")
                     if document.text and not document.text.isspace():
+                        empty = False
                         yield document
             except PermissionError as error:
                 raise CalibrationError(
@@ -188,6 +191,8 @@ class Corpus:
                 ) from error
             except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
                 raise CalibrationError(f"{path} cannot be read: {error}", "give an intact file in UTF-8") from error
+            if empty and len(self.paths) > 1:  # a single one is an error of whoever reads it
+                self._remark(f"{path} holds no text")
 
     def _document(self, row: Any, where: str) -> Document:
         if (text := text_of(row)) is not None:
@@ -217,8 +222,9 @@ class Corpus:
 
     def _remark(self, text: str) -> None:
         """Report a sentence, once."""
-        progress, self._progress = self._progress, silent
-        remark(progress, text)
+        if text not in self._told:
+            self._told.add(text)
+            remark(self._progress, text)
 
 
 def check_files(

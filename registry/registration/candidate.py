@@ -143,4 +143,6 @@ def _registered_weights(workspace: Workspace, ref: str) -> VersionArrays | None:
         version = workspace.resolve(ref)
     except (NotFoundError, InvalidInputError):
         return None
+    if version.kind == "expert":
+        remark(workspace.progress, f"{version.ref} is an expert, which is taken as the base model")
     return VersionArrays.load(workspace, version)

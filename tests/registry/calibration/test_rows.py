@@ -72,6 +72,15 @@ def test_without_a_template_contents_are_joined_and_that_is_said_once(tmp_path: 
     assert told.sentences == ["the tokenizer has no chat template: contents of messages are joined by empty lines"]
 
 
+def test_file_without_text_beside_others_is_told_once(tmp_path: Path, tokenizer: Any) -> None:
+    empty, text, told = tmp_path / "empty.txt", tmp_path / "text.txt", Remarks()
+    empty.write_text(" \n")
+    text.write_text("add 1 2")
+    found = Corpus([empty, text], tokenizer, told)
+    assert list(found) == list(found) == [Document("add 1 2")]
+    assert told.sentences == [f"{empty} holds no text"]
+
+
 def test_texts_are_joined(tmp_path: Path, tokenizer: Any) -> None:
     """Prompt and completion as they are; an instruction has its input after it."""
     rows = [{"prompt": "The sky is", "completion": " blue."}, {"text": "plain", "messages": []}]

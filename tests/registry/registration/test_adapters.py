@@ -25,6 +25,7 @@ from registry.statistics.collect import collect, collect_to
 from tests.conftest import SETTINGS, Zoo, files_of
 from tests.models import make_model, save_checkpoint
 from tests.registry.checkpoint.test_adapter import CASES, CHANGES, train
+from tests.remarks import Remarks
 
 COUNTS = PassSettings(tokens=64, seq_len=32, batch_size=1, sites="counts")
 
@@ -198,6 +199,13 @@ def test_statistics_of_the_merged_model_are_taken_over(
     shutil.copy(tmp_path / "again" / "adapter_config.json", other)
     with pytest.raises(CheckpointError, match="has statistics of weights"):
         registry.add_expert("carried", other, base="base")
+
+
+def test_expert_as_base_model_is_told(registry: Registry, zoo: Zoo, lora: Path) -> None:
+    told = Remarks()
+    registry.progress = told
+    registry.add_expert("more", lora, base="law", data=[zoo.train["law"]], settings=COUNTS)
+    assert "law@1 is an expert, which is taken as the base model" in told.sentences
 
 
 def test_weights_that_are_not_finite_are_refused(registry: Registry, zoo: Zoo, lora: Path, tmp_path: Path) -> None:
