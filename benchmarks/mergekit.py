@@ -100,10 +100,10 @@ def installed() -> Path:
     return command
 
 
-def configuration(file: Path, base: Path, prompts: dict[Path, list[str]], top_k: int, dtype: str = "bfloat16") -> Path:
-    """Write what mergekit is asked for; it is JSON, which is YAML too."""
+def configuration(file: Path, base: Path, prompts: dict[Path, list[str]], top_k: int) -> Path:
+    """Write what mergekit is asked for, in bfloat16; it is JSON, which is YAML too."""
     experts = [{"source_model": str(folder), "positive_prompts": given} for folder, given in prompts.items()]
-    asked = {"base_model": str(base), "gate_mode": "hidden", "dtype": dtype, "experts_per_token": top_k}
+    asked = {"base_model": str(base), "gate_mode": "hidden", "dtype": "bfloat16", "experts_per_token": top_k}
     file.write_text(json.dumps(asked | {"experts": experts}))
     return file
 

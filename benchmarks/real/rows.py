@@ -103,7 +103,7 @@ def mergekit(place: Place, names: Sequence[str], scratch: Path) -> Any:
                 row.get("text") or place.tokenizer.apply_chat_template(row["messages"], tokenize=False) for row in rows
             ]
             prompts[whole / name] = evenly(texts)
-        asked = configuration(whole / "asked.yml", place.base, prompts, 2, "float32")
+        asked = configuration(whole / "asked.yml", place.base, prompts, 2)
         subprocess.run([str(command), str(asked), str(scratch), "--quiet"], check=True, capture_output=True)
     except (RuntimeError, subprocess.CalledProcessError) as error:
         raise ValueError(f"mergekit-moe: {getattr(error, 'stderr', b'') or error}") from error
