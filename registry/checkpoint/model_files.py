@@ -68,8 +68,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     _check_folder(folder)
     path = own_file(folder, "config.json")
     if path is None:
+        has_adapter = (folder / "adapter_model.safetensors").is_file()
+        lacking = "adapter_config.json" if has_adapter else "config.json"
         raise CheckpointError(
-            f"{folder} is not a checkpoint: it has no config.json", "name the folder that save_pretrained wrote"
+            f"{folder} is not a checkpoint: it has no {lacking}", "name the folder that save_pretrained wrote"
         )
     return read_json(path)
 

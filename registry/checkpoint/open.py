@@ -79,6 +79,9 @@ def open_checkpoint(
             if keep is not None and like is None and isinstance(weights, VersionArrays) and not weights.is_adapter:
                 found: Checkpoint = AdaptedCheckpoint(folder, merged, own, progress)
             else:
+                if keep is not None and like is None:
+                    why = "is an adapter itself" if isinstance(weights, VersionArrays) else "is not registered"
+                    remark(progress, f"{label} is merged into whole weights, as its base model {why}: {_TO_KEEP}")
                 merged.write(own / "model", progress)
                 copy_carried(folder, own / "model")
                 found = Checkpoint(own / "model", label=label, remote_code=remote_code)
@@ -93,6 +96,9 @@ def open_checkpoint(
             copy = stack.enter_context(renumbered(found, files, ref, scratch, progress))
             found = Checkpoint(copy, label=label, remote_code=remote_code)
         yield found
+
+
+_TO_KEEP = "to keep it as an adapter, register the base model first (reg add-base NAME CKPT), then this again"
 
 
 def _local(checkpoint: PathLike, progress: Progress) -> tuple[Path, str]:

@@ -167,7 +167,7 @@ def equal_mlps(relations: Iterable[Relation], mlps: Sequence[str]) -> tuple[str,
     if not refs:
         return ()
     text = f"its MLPs equal those of {few(refs)}: a mixture routes between MLPs, and all else, where this one differs,"
-    return (f"{text} is merged into one trunk; --to ensemble keeps it whole",)
+    return (f"{text} is merged into one trunk; --to ensemble keeps it whole, as --to adapters does an adapter",)
 
 
 def _distance(name: str, first: WeightSamples, second: WeightSamples) -> float:

@@ -28,6 +28,11 @@ def pickled(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x04.")
 
 
+def adapter_alone(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+
+
 def indexed(weight_map: object) -> Change:
     """Return a change to a shard index."""
     return written("model.safetensors.index.json", json.dumps({"weight_map": weight_map}).encode())
@@ -45,6 +50,7 @@ BYTES = torch.zeros(64, 32, dtype=torch.uint8)
 BAD: dict[str, tuple[Change, str]] = {
     "no folder": (shutil.rmtree, "is not a folder"),
     "no config": (removed("config.json"), "is not a checkpoint: it has no config.json"),
+    "no adapter config": (adapter_alone, "is not a checkpoint: it has no adapter_config.json"),
     "config no JSON": (written("config.json", b"{"), "is not JSON"),
     "no model type": (config(model_type=...), "model type 'None' cannot be registered"),
     "sizes contradict": (config(num_attention_heads=5), "config.json"),

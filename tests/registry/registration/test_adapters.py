@@ -180,11 +180,17 @@ def test_base_model_is_known_by_its_weights(
     """An adapter's configuration names a folder, here the one that the base model was registered from."""
     registered = registry.add_expert("named", lora, data=[zoo.train["law"]], settings=COUNTS)
     assert content_of(registered)["adapter"] == {"base": hash_checkpoint(Checkpoint(zoo.base), silent).weights}
-    other = save_checkpoint(make_model("llama", 7), tmp_path / "other", tokenizer)
+    other, told = save_checkpoint(make_model("llama", 7), tmp_path / "other", tokenizer), Remarks()
+    registry.progress = told
     whole = registry.add_expert(
         "whole", lora, base=other, data=[zoo.train["law"]], settings=COUNTS, allow_unrelated=True
     )
     assert "adapter" not in content_of(whole)
+    assert f"{lora} is merged into whole weights, as its base model is not registered" in told.text
+    told.sentences.clear()
+    registry.add_expert("twice", lora, base="law", data=[zoo.train["law"]], settings=COUNTS)
+    assert f"{lora} is merged into whole weights, as its base model is an adapter itself" in told.text
+    assert "law@1 is an expert, which is taken as the base model" in told.sentences
 
 
 def test_statistics_of_the_merged_model_are_taken_over(
@@ -199,13 +205,6 @@ def test_statistics_of_the_merged_model_are_taken_over(
     shutil.copy(tmp_path / "again" / "adapter_config.json", other)
     with pytest.raises(CheckpointError, match="has statistics of weights"):
         registry.add_expert("carried", other, base="base")
-
-
-def test_expert_as_base_model_is_told(registry: Registry, zoo: Zoo, lora: Path) -> None:
-    told = Remarks()
-    registry.progress = told
-    registry.add_expert("more", lora, base="law", data=[zoo.train["law"]], settings=COUNTS)
-    assert "law@1 is an expert, which is taken as the base model" in told.sentences
 
 
 def test_weights_that_are_not_finite_are_refused(registry: Registry, zoo: Zoo, lora: Path, tmp_path: Path) -> None:
