@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from registry.composition.licenses import RollUp, roll_up
 from registry.composition.method import Card
 from registry.errors import CheckpointError
+from registry.families.sites import MLP_INPUT
 
 if TYPE_CHECKING:
     from registry.composition.plan import Plan
@@ -148,24 +149,30 @@ def licenses_of(members: Sequence[Member], base: Member | None) -> RollUp:
 
 
 def _registering(plan: Plan) -> Iterator[str]:
-    """Yield the command that registers each version.
+    """Yield the command that registers each version, of adapters and their base model with what was counted of it.
 
     Cards of routers that are trained rows list the public expert among the experts too, as they did before other base
-    models could be members: the bytes of what was composed stay.
+    models could be members, and those of whole experts name no text: the bytes of what was composed stay.
     """
     router, base = plan.recipe.router_method, plan.base
     is_anchored = router is not None and router.is_trained
-    of_base = f" --base {base.name}" if base else ""  # an adapter is registered after the model that it is of
     versions = [
-        ("expert" if is_anchored else member.version.kind, member.version, of_base if member.is_adapter else "")
+        ("expert" if is_anchored else member.version.kind, member.version, _of_adapter(member, base) if base else "")
         for member in plan.members
     ]
-    if base:
+    if base:  # an adapter is registered after the model that it is of
         at = 0 if any(more for _, _, more in versions) else len(versions)
-        versions.insert(at, ("base", base.version, ""))
+        versions.insert(at, ("base", base.version, f" --own-text {base.tokens}" if base.tokens else ""))
     told = ((kind, one.name, more, one.digest) for kind, one, more in versions)
     for kind, name, more, digest in dict.fromkeys(told):  # copies have one
         yield f"$ reg add-{kind} {name} CKPT{more}    # {digest[:12]}…"
+
+
+def _of_adapter(member: Member, base: Member) -> str:
+    """Return the options that an adapter was registered with, empty for a whole expert."""
+    if not member.is_adapter:
+        return ""
+    return f" --base {base.name} --data FILE{'' if member.has_statistics(MLP_INPUT) else ' --sites counts'}"
 
 
 CARD = "README.md"

@@ -99,6 +99,7 @@ def test_base_model_takes_what_no_expert_knows(chat_base: Path, zoo: Zoo, tmp_pa
         assert [f"{ref} (" in few[0] for ref in sizes] == [size < FEW_TOKENS for size in sizes.values()]
         assert plan.document["base"]["digest"] == registered.version.digest
         assert [member["name"] for member in plan.document["members"]] == names
+        assert "$ reg add-base base CKPT --own-text 600    #" in (tmp_path / "with" / "README.md").read_text()
         assert registry.reproduce(tmp_path / "with").is_same
         registry.add_base("other", chat_base, own_text=1)  # the same weights under another name, which knows less
         assert registry.plan(names, TO).digest == plan.digest

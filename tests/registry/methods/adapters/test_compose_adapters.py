@@ -358,7 +358,7 @@ def test_it_is_routed_evaluated_and_reproduced(registry: Registry, folder: Path,
     commands = [line for line in (folder / "README.md").read_text().splitlines() if line.startswith("$ reg add-")]
     assert commands[0].startswith("$ reg add-base base CKPT ")
     assert [line.partition("    #")[0] for line in commands[1:]] == [
-        f"$ reg add-expert {name} CKPT --base base" for name in NAMES
+        f"$ reg add-expert {name} CKPT --base base --data FILE --sites counts" for name in NAMES
     ]
     found = route(folder, "def return self import class for in if else none true", "cpu")
     assert (found.experts, found.layers) == (tuple(NAMES), 1)
