@@ -79,9 +79,8 @@ def open_checkpoint(
             if keep is not None and like is None and isinstance(weights, VersionArrays) and not weights.is_adapter:
                 found: Checkpoint = AdaptedCheckpoint(folder, merged, own, progress)
             else:
-                if keep is not None and like is None:
-                    why = "is an adapter itself" if isinstance(weights, VersionArrays) else "is not registered"
-                    remark(progress, f"{label} is merged into whole weights, as its base model {why}: {_TO_KEEP}")
+                if keep is not None:
+                    remark(progress, f"{label} is merged into whole weights, as {_why_merged(weights, like)}")
                 merged.write(own / "model", progress)
                 copy_carried(folder, own / "model")
                 found = Checkpoint(own / "model", label=label, remote_code=remote_code)
@@ -98,7 +97,13 @@ def open_checkpoint(
         yield found
 
 
-_TO_KEEP = "to keep it as an adapter, register the base model first (reg add-base NAME CKPT), then this again"
+def _why_merged(weights: DenseWeights, like: object) -> str:
+    """Return why an adapter does not stay one."""
+    if like is not None:
+        return "its tokens get other numbers"
+    if isinstance(weights, VersionArrays):
+        return "its base model is an adapter itself"
+    return "its base model is not registered: to keep an adapter, reg add-base NAME CKPT first, then this again"
 
 
 def _local(checkpoint: PathLike, progress: Progress) -> tuple[Path, str]:
